@@ -1,0 +1,30 @@
+# `make demo` talks to a real model; `make test` runs every test. docs/backends.md has the rest.
+
+CARGO ?= cargo
+PROMPT ?= What is the capital of France?
+export PROMPT
+
+.PHONY: setup demo test lint
+
+# Installs what the build needs and the system lacks.
+setup:
+	@scripts/setup.sh
+
+# Fetches a small model (93 MB, kept in the user's cache), builds, and streams an answer.
+demo: setup
+	@model=$$(scripts/smollm2.sh) && \
+	$(CARGO) run --release -p mlex-cli --bin mlex -- \
+		generate --model "$$model" --prompt "$$PROMPT" --max-tokens 64 --temp 0
+
+# Tests marked `ignore` are those that need the real model; here it is there. The profile is dev:
+# overflow checks are on, dependencies and kernels are optimized.
+test: setup
+	@model=$$(scripts/smollm2.sh) && export MLEX_TEST_MODEL="$$model" && set -x && \
+	$(CARGO) test --workspace --lib --bins --tests --examples -- --include-ignored && \
+	$(CARGO) test --workspace --doc
+
+# Also compiles the benches.
+lint: setup
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps

@@ -1,0 +1,203 @@
+//! Flags that several commands share, and the parsing of their values.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use mlex_core::{Device, Dtype};
+use mlex_models::generate::SamplerConfig;
+use serde_json::Value;
+
+use crate::failure;
+
+/// Which model, and how it is run.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ModelArgs {
+    /// Model directory or .gguf file
+    #[arg(long, value_name = "PATH")]
+    pub(crate) model: PathBuf,
+    /// Load floating-point weights as this type [default: as stored]
+    #[arg(long, value_parser = float_dtype, value_name = "DTYPE")]
+    pub(crate) dtype: Option<Dtype>,
+    /// What computes: cpu, gpu or gpu:N [default: the GPU where there is one]
+    #[arg(long, value_parser = device)]
+    pub(crate) device: Option<Device>,
+}
+
+impl ModelArgs {
+    /// The device, which is there.
+    pub(crate) fn device(&self) -> Result<Device> {
+        let Some(device) = self.device else {
+            return Ok(Device::preferred()?);
+        };
+        if !device.is_available()? {
+            anyhow::bail!("device {device} is not available to this build of MLX");
+        }
+        Ok(device)
+    }
+}
+
+/// How tokens are chosen.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Sampling")]
+pub(crate) struct SamplerArgs {
+    /// Temperature; 0 always takes the likeliest token
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    temp: f32,
+    /// Sample from the likeliest tokens that together reach this probability
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
+    top_p: f32,
+    /// Sample from this many of the likeliest tokens; 0 is all
+    #[arg(long, default_value_t = 0)]
+    top_k: u32,
+    /// Sample from tokens with at least this share of the likeliest one's probability
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    min_p: f32,
+    /// Seed of the random numbers [default: another one each time]
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Divide the logits of recent tokens by this; 1 is off
+    #[arg(
+        long,
+        default_value_t = 1.0,
+        allow_negative_numbers = true,
+        value_name = "FACTOR"
+    )]
+    repetition_penalty: f32,
+    /// Subtract this from the logits of recent tokens
+    #[arg(
+        long,
+        default_value_t = 0.0,
+        allow_negative_numbers = true,
+        value_name = "AMOUNT"
+    )]
+    presence_penalty: f32,
+    /// Subtract this from the logits of recent tokens, once for each time they occur
+    #[arg(
+        long,
+        default_value_t = 0.0,
+        allow_negative_numbers = true,
+        value_name = "AMOUNT"
+    )]
+    frequency_penalty: f32,
+    /// How many tokens count as recent
+    #[arg(long, default_value_t = 64, value_name = "N")]
+    penalty_context: u32,
+    /// Add VALUE to the logit of token ID; -inf forbids it (repeatable)
+    #[arg(long, value_parser = logit_bias, value_name = "ID=VALUE")]
+    logit_bias: Vec<(u32, f32)>,
+}
+
+impl SamplerArgs {
+    /// The settings.
+    ///
+    /// # Errors
+    /// A usage error when a number is outside of its range.
+    pub(crate) fn config(&self, command: &str) -> Result<SamplerConfig> {
+        let config = SamplerConfig {
+            temperature: self.temp,
+            top_p: self.top_p,
+            top_k: self.top_k,
+            min_p: self.min_p,
+            seed: self.seed,
+            repetition_penalty: self.repetition_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            penalty_context: self.penalty_context,
+            logit_bias: self.logit_bias.iter().copied().collect(),
+        };
+        // The ids are checked against the vocabulary when the model is there.
+        config
+            .validate(i32::MAX)
+            .map_err(|error| failure::usage(command, error))?;
+        Ok(config)
+    }
+}
+
+/// A floating-point type that weights can have.
+pub(crate) fn float_dtype(text: &str) -> Result<Dtype, String> {
+    match text {
+        "float32" => Ok(Dtype::Float32),
+        "float16" => Ok(Dtype::Float16),
+        "bfloat16" => Ok(Dtype::Bfloat16),
+        _ => Err("expected float32, float16 or bfloat16".to_owned()),
+    }
+}
+
+fn device(text: &str) -> Result<Device, String> {
+    text.parse()
+        .map_err(|_| "expected cpu, gpu or gpu:N".to_owned())
+}
+
+fn logit_bias(text: &str) -> Result<(u32, f32), String> {
+    let expected = || "expected ID=VALUE, such as 42=-1.5".to_owned();
+    let (id, value) = text.split_once('=').ok_or_else(expected)?;
+    let id = id.trim().parse().map_err(|_| expected())?;
+    let value: f32 = value.trim().parse().map_err(|_| expected())?;
+    if value.is_nan() {
+        Err(expected())
+    } else {
+        Ok((id, value))
+    }
+}
+
+/// `KEY=JSON`.
+pub(crate) fn key_json(text: &str) -> Result<(String, Value), String> {
+    let (key, json) = text.split_once('=').ok_or("expected KEY=JSON")?;
+    let value = serde_json::from_str(json)
+        .map_err(|error| format!("{error}; a text needs quotes: '{key}=\"{json}\"'"))?;
+    Ok((key.to_owned(), value))
+}
+
+/// Token ids with spaces or commas between them.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct TokenIds(pub(crate) Vec<u32>);
+
+impl std::str::FromStr for TokenIds {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let words = text
+            .split([',', ' ', '\t', '\n', '\r'])
+            .filter(|word| !word.is_empty());
+        let id = |word: &str| {
+            word.parse()
+                .map_err(|_| format!("expected token ids such as \"1 2 3\", found {word:?}"))
+        };
+        words.map(id).collect::<Result<Vec<u32>, _>>().map(Self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn biases() {
+        assert_eq!(logit_bias("42=-1.5"), Ok((42, -1.5)));
+        assert_eq!(logit_bias("0=-inf"), Ok((0, f32::NEG_INFINITY)));
+        for wrong in ["42", "=1", "-1=1", "1=", "1=x", "1=nan", "4294967296=1"] {
+            assert!(logit_bias(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn template_arguments() {
+        let value = |json| Ok(("k".to_owned(), json));
+        assert_eq!(key_json("k=false"), value(Value::Bool(false)));
+        assert_eq!(key_json("k=\"a=b\""), value(Value::from("a=b")));
+        let error = key_json("effort=high").unwrap_err();
+        assert!(
+            error.ends_with("a text needs quotes: 'effort=\"high\"'"),
+            "{error}"
+        );
+        assert!(key_json("k").is_err());
+    }
+
+    #[test]
+    fn token_ids() {
+        assert_eq!("1 2,3\n".parse(), Ok(TokenIds(vec![1, 2, 3])));
+        assert_eq!("".parse(), Ok(TokenIds(vec![])));
+        assert!("1 -2".parse::<TokenIds>().is_err());
+        assert!("1 4294967296".parse::<TokenIds>().is_err());
+    }
+}

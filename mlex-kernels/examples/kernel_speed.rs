@@ -1,0 +1,167 @@
+//! Prints how fast the kernels are on this machine: medians, with one thread and with all.
+//!
+//! `cargo run --release -p mlex-kernels --example kernel_speed [filter]`
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use mlex_kernels::{
+    Level, Linear, Mode, Precision, QuantizedWeight, Scales, linear, quantized_matmul, threads,
+};
+
+/// The median time of a call, in seconds.
+fn median(mut call: impl FnMut()) -> f64 {
+    call();
+    let mut times = Vec::new();
+    let start = Instant::now();
+    while times.len() < 5 || (start.elapsed() < Duration::from_millis(400) && times.len() < 2000)
+    {
+        let start = Instant::now();
+        call();
+        times.push(start.elapsed().as_secs_f64());
+    }
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+/// Measures `call` with one thread and with all, and prints `amount / time` of both.
+fn row(filter: &str, name: &str, amount: f64, unit: &str, mut call: impl FnMut()) {
+    if !name.contains(filter) {
+        return;
+    }
+    print!("{name:48}");
+    let all = threads::physical_cores();
+    for count in [1, all] {
+        threads::set_threads(count);
+        let time = median(&mut call);
+        print!(" {:9.1}", amount / time / 1e9);
+    }
+    println!("  {unit}");
+}
+
+/// Numbers that look like noise, the same each time.
+fn noise(n: usize) -> Vec<f32> {
+    let mut state = 1u64;
+    (0..n)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+        })
+        .collect()
+}
+
+/// Quantized weights of random codes, of about `bytes` bytes in all: matrices that are used in
+/// turn, so that they come from memory and not from the cache.
+struct Weights {
+    packed: Vec<u32>,
+    scales: Vec<half::f16>,
+    mode: Mode,
+    n: usize,
+    k: usize,
+    copies: usize,
+}
+
+impl Weights {
+    fn new(bits: u8, group_size: usize, n: usize, k: usize, bytes: usize) -> Self {
+        let words = n * k * usize::from(bits) / 32;
+        let copies = (bytes / (words * 4)).max(1);
+        let packed = noise(words * copies).iter().map(|v| v.to_bits().rotate_left(9)).collect();
+        let scales = noise(n * k / group_size * copies).into_iter().map(half::f16::from_f32);
+        let mode = Mode::Affine { bits, group_size };
+        Self { packed, scales: scales.collect(), mode, n, k, copies }
+    }
+
+    fn copy(&self, i: usize) -> QuantizedWeight<'_> {
+        let i = i % self.copies;
+        let (words, groups) =
+            (self.packed.len() / self.copies, self.scales.len() / self.copies);
+        let scales = self.scales[i * groups..(i + 1) * groups].into();
+        let packed = &self.packed[i * words..(i + 1) * words];
+        let scales = Scales::Affine { scales, biases: scales };
+        QuantizedWeight::new(self.mode, self.n, self.k, packed, scales).expect("lengths match")
+    }
+}
+
+fn main() {
+    let filter = std::env::args().nth(1).unwrap_or_default();
+    println!("level {:?}, {} cores", Level::current(), threads::physical_cores());
+    println!("{:48} {:>9} {:>9}", "", "1 thread", "all");
+
+    let memory = vec![1u64; 32 << 20];
+    let parts: Vec<&[u64]> = memory.chunks(1 << 14).collect();
+    row(&filter, "read of memory", (memory.len() * 8) as f64, "GB/s", || {
+        threads::parallel_for(parts.len(), |i| {
+            let mut sums = [0u64; 32];
+            for chunk in parts[i].chunks_exact(32) {
+                for (sum, v) in sums.iter_mut().zip(chunk) {
+                    *sum = sum.wrapping_add(*v);
+                }
+            }
+            black_box(sums);
+        });
+    });
+    row(&filter, "empty job (million / s)", 1e3, "M/s", || {
+        threads::parallel_for(2, |_| {});
+    });
+
+    for (name, bits, group, n, k) in [
+        ("smollm2 up 4 bit", 4, 32, 1536, 576),
+        ("smollm2 down 4 bit", 4, 32, 576, 1536),
+        ("smollm2 head 8 bit", 8, 32, 49152, 576),
+        ("qwen3-0.6b up 4 bit", 4, 64, 3072, 1024),
+        ("qwen3-8b up 4 bit", 4, 64, 12288, 4096),
+        ("2 bit", 2, 64, 4096, 4096),
+        ("3 bit", 3, 64, 4096, 4096),
+        ("5 bit", 5, 64, 4096, 4096),
+        ("6 bit", 6, 64, 4096, 4096),
+    ] {
+        for m in [1, 2, 4, 8] {
+            let w = Weights::new(bits, group, n, k, if m == 1 { 200 << 20 } else { 60 << 20 });
+            let x = noise(m * k);
+            let mut y = vec![0.0; m * n];
+            let bytes = w.copy(0).size_in_bytes() as f64;
+            let mut i = 0;
+            row(&filter, &format!("{name} {n}x{k} M={m}"), bytes, "GB/s", || {
+                quantized_matmul(&mut y, &x, &w.copy(i), Precision::F32).expect("lengths match");
+                i += 1;
+            });
+        }
+        for m in [64, 512] {
+            let w = Weights::new(bits, group, n, k, 0);
+            let x = noise(m * k);
+            let mut y = vec![0.0; m * n];
+            let flops = (2 * m * n * k) as f64;
+            for precision in [Precision::F32, Precision::Bf16] {
+                let name = format!("{name} {n}x{k} M={m} {precision:?}");
+                row(&filter, &name, flops, "GFLOP/s", || {
+                    quantized_matmul(&mut y, &x, &w.copy(0), precision).expect("lengths match");
+                });
+            }
+        }
+    }
+    for (n, k) in [(3072, 1024), (4096, 4096)] {
+        let weight = noise(n * k);
+        let brain: Vec<half::bf16> = weight.iter().map(|&v| half::bf16::from_f32(v)).collect();
+        let half: Vec<half::f16> = weight.iter().map(|&v| half::f16::from_f32(v)).collect();
+        for m in [1, 64, 512] {
+            let x = noise(m * k);
+            let mut y = vec![0.0; m * n];
+            let amount = if m == 1 { n * k * 2 } else { 2 * m * n * k } as f64;
+            let unit = if m == 1 { "GB/s" } else { "GFLOP/s" };
+            let f32s = Linear::new(n, k, &weight[..], None).expect("lengths match");
+            let bf16s = Linear::new(n, k, &brain[..], None).expect("lengths match");
+            let f16s = Linear::new(n, k, &half[..], None).expect("lengths match");
+            let f32_amount = if m == 1 { 2.0 * amount } else { amount };
+            for (kind, w, precision, amount) in [
+                ("f32", f32s, Precision::F32, f32_amount),
+                ("f16", f16s, Precision::F32, amount),
+                ("bf16", bf16s, Precision::F32, amount),
+                ("bf16 dot", bf16s, Precision::Bf16, amount),
+            ] {
+                row(&filter, &format!("dense {kind} {n}x{k} M={m}"), amount, unit, || {
+                    linear(&mut y, &x, &w, precision).expect("lengths match");
+                });
+            }
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! The element types that kernels read and write, and slices whose type is known at run time.
+
+use half::{bf16, f16};
+
+use crate::simd::Vector;
+
+/// An element type of activations: [`f32`], [`f16`] or [`bf16`]. Kernels compute in f32.
+pub trait Element: Vector {
+    /// The value in f32; exact.
+    fn to_f32(self) -> f32;
+    /// The nearest value, ties to even.
+    fn from_f32(value: f32) -> Self;
+}
+
+impl Element for f32 {
+    fn to_f32(self) -> f32 {
+        self
+    }
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+}
+
+impl Element for f16 {
+    fn to_f32(self) -> f32 {
+        f16::to_f32(self)
+    }
+    fn from_f32(value: f32) -> Self {
+        f16::from_f32(value)
+    }
+}
+
+impl Element for bf16 {
+    fn to_f32(self) -> f32 {
+        bf16::to_f32(self)
+    }
+    fn from_f32(value: f32) -> Self {
+        bf16::from_f32(value)
+    }
+}
+
+/// A slice of one of the [`Element`] types: weights, scales and biases, whose type need not
+/// be the activations'.
+#[derive(Debug, Clone, Copy)]
+pub enum Floats<'a> {
+    /// Single precision.
+    F32(&'a [f32]),
+    /// Half precision.
+    F16(&'a [f16]),
+    /// bfloat16.
+    Bf16(&'a [bf16]),
+}
+
+impl<'a> Floats<'a> {
+    /// The number of elements.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F32(s) => s.len(),
+            Self::F16(s) => s.len(),
+            Self::Bf16(s) => s.len(),
+        }
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The element at `index` in f32.
+    ///
+    /// # Panics
+    /// When `index` is outside of the slice.
+    pub fn get(&self, index: usize) -> f32 {
+        match self {
+            Self::F32(s) => s[index],
+            Self::F16(s) => s[index].to_f32(),
+            Self::Bf16(s) => s[index].to_f32(),
+        }
+    }
+
+    /// The elements of a range.
+    ///
+    /// # Panics
+    /// When the range is outside of the slice.
+    #[must_use]
+    pub fn slice(&self, range: std::ops::Range<usize>) -> Floats<'a> {
+        match self {
+            Self::F32(s) => Self::F32(&s[range]),
+            Self::F16(s) => Self::F16(&s[range]),
+            Self::Bf16(s) => Self::Bf16(&s[range]),
+        }
+    }
+}
+
+impl<'a> From<&'a [f32]> for Floats<'a> {
+    fn from(slice: &'a [f32]) -> Self {
+        Self::F32(slice)
+    }
+}
+
+impl<'a> From<&'a [f16]> for Floats<'a> {
+    fn from(slice: &'a [f16]) -> Self {
+        Self::F16(slice)
+    }
+}
+
+impl<'a> From<&'a [bf16]> for Floats<'a> {
+    fn from(slice: &'a [bf16]) -> Self {
+        Self::Bf16(slice)
+    }
+}

@@ -1,0 +1,237 @@
+//! A few rows of `x` against rows of weights, straight from their packed form.
+
+use std::arch::x86_64::*;
+
+use super::digits::Activations;
+use super::{Code, Weights, codes, fp4_table, group_factors};
+
+/// How far ahead of the codes in use the next are asked for, in bytes. Rows follow each
+/// other in memory, so this runs into the rows that come next.
+const AHEAD: usize = 3072;
+
+/// `out[m * stride + n] = x[m] . w[first + n]` for `n < count`; at most 4 rows `m`.
+///
+/// The slices of `w` hold `first + count` rows; the CPU has AVX-512 with VNNI and VBMI.
+pub(crate) fn matvec(
+    w: &Weights<'_>,
+    x: &Activations<'_>,
+    first: usize,
+    count: usize,
+    out: &mut [f32],
+    stride: usize,
+) {
+    assert!(w.holds(first + count));
+    assert!(x.rows == 0 || out.len() >= (x.rows - 1) * stride + count);
+    macro_rules! widths {
+        ($m:literal, $r:literal) => {
+            // SAFETY: the lengths were checked; `Weights` are only made at the level that
+            // has the instructions.
+            unsafe {
+                match (w.bits, w.code == Code::Fp4) {
+                    (2, _) => all::<$r, $m, 2, false>(w, x, first, count, out, stride),
+                    (3, _) => all::<$r, $m, 3, false>(w, x, first, count, out, stride),
+                    (4, false) => all::<$r, $m, 4, false>(w, x, first, count, out, stride),
+                    (4, true) => all::<$r, $m, 4, true>(w, x, first, count, out, stride),
+                    (5, _) => all::<$r, $m, 5, false>(w, x, first, count, out, stride),
+                    (6, _) => all::<$r, $m, 6, false>(w, x, first, count, out, stride),
+                    (8, _) => all::<$r, $m, 8, false>(w, x, first, count, out, stride),
+                    _ => unreachable!("{} bits", w.bits),
+                }
+            }
+        };
+    }
+    match x.rows {
+        0 => {}
+        1 => widths!(1, 4),
+        2 => widths!(2, 2),
+        3 => widths!(3, 2),
+        4 => widths!(4, 2),
+        rows => unreachable!("{rows} rows of x"),
+    }
+}
+
+/// # Safety
+/// As [`group`].
+#[target_feature(
+    enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,avx2,fma,f16c"
+)]
+unsafe fn all<const R: usize, const M: usize, const BITS: usize, const FP4: bool>(
+    w: &Weights<'_>,
+    x: &Activations<'_>,
+    first: usize,
+    count: usize,
+    out: &mut [f32],
+    stride: usize,
+) {
+    let mut n = 0;
+    while n < count {
+        // SAFETY: the caller's promise for rows below `first + count`.
+        let sums = unsafe {
+            if n + R <= count {
+                group::<R, M, BITS, FP4>(w, x, first + n)
+            } else {
+                let mut sums = [[0.0; M]; R];
+                sums[0] = group::<1, M, BITS, FP4>(w, x, first + n)[0];
+                sums
+            }
+        };
+        let done = if n + R <= count { R } else { 1 };
+        for (r, sums) in sums.iter().enumerate().take(done) {
+            for (m, &sum) in sums.iter().enumerate() {
+                out[m * stride + n + r] = sum;
+            }
+        }
+        n += done;
+    }
+}
+
+/// The products of `R` rows of weights with `M` rows of `x`.
+///
+/// # Safety
+/// The CPU has the instructions; the rows are inside of the slices of `w`, and `x` was made
+/// for `w` and has `M` rows.
+#[inline]
+#[target_feature(
+    enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,avx2,fma,f16c"
+)]
+unsafe fn group<const R: usize, const M: usize, const BITS: usize, const FP4: bool>(
+    w: &Weights<'_>,
+    x: &Activations<'_>,
+    row: usize,
+) -> [[f32; M]; R] {
+    let nibbles = BITS == 4;
+    let block = if nibbles { 128 } else { 64 };
+    let digits_bytes = 3 * block;
+    let (row_bytes, groups) = (w.row_bytes(), w.groups());
+    let shift = _mm_cvtsi32_si128(w.group.trailing_zeros() as i32);
+    let lane_k = _mm512_mullo_epi32(
+        _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+        _mm512_set1_epi32(block as i32 / 16),
+    );
+    let low = _mm512_set1_epi8(15);
+    let table = fp4_table();
+    let codes_at = w.packed.as_ptr().wrapping_add(row * row_bytes);
+    let mut acc = [[_mm512_setzero_ps(); M]; R];
+    let mut at = 0;
+    let mut first = 0;
+    while first < groups {
+        let n = (groups - first).min(16);
+        let mut scales = [_mm512_setzero_ps(); R];
+        for r in 0..R {
+            // SAFETY: row `row + r` has `groups` scales and biases.
+            let (scale, bias) = unsafe { group_factors(w, (row + r) * groups + first, n) };
+            scales[r] = scale;
+            for m in 0..M {
+                // SAFETY: each row of sums is padded to a multiple of 16.
+                let sums = unsafe { _mm512_loadu_ps(x.sums.as_ptr().add(m * x.groups + first)) };
+                acc[r][m] = _mm512_fmadd_ps(bias, sums, acc[r][m]);
+            }
+        }
+        let end = w.k.min((first + 16) * w.group);
+        while at * block < end {
+            let left = w.k - at * block;
+            let inside = _mm512_set1_epi32((at * block - first * w.group) as i32);
+            let index = _mm512_srl_epi32(_mm512_add_epi32(lane_k, inside), shift);
+            let mut even = [_mm512_setzero_si512(); R];
+            let mut odd = [_mm512_setzero_si512(); R];
+            let mut lane_scales = [_mm512_setzero_ps(); R];
+            for r in 0..R {
+                let from = codes_at.wrapping_add(r * row_bytes + at * block * BITS / 8);
+                _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(AHEAD).cast());
+                // SAFETY: the loads are masked to the codes that are left of the row.
+                unsafe {
+                    if nibbles {
+                        let mask = if left >= 128 { u64::MAX } else { (1u64 << (left / 2)) - 1 };
+                        let raw = _mm512_maskz_loadu_epi8(mask, from.cast());
+                        even[r] = _mm512_and_si512(raw, low);
+                        odd[r] = _mm512_and_si512(_mm512_srli_epi16::<4>(raw), low);
+                        if FP4 {
+                            even[r] = _mm512_shuffle_epi8(table, even[r]);
+                            odd[r] = _mm512_shuffle_epi8(table, odd[r]);
+                        }
+                    } else {
+                        even[r] = codes::<BITS>(from, left);
+                    }
+                }
+                lane_scales[r] = _mm512_permutexvar_ps(index, scales[r]);
+            }
+            for m in 0..M {
+                let block_at = m * x.blocks + at;
+                // SAFETY: `block_at` is a block of `x`, of three or six vectors and one of
+                // scales.
+                unsafe {
+                    let d = x.digits.as_ptr().add(block_at * digits_bytes);
+                    let digit = |i: usize| _mm512_loadu_si512(d.add(64 * i).cast());
+                    let x_scale = _mm512_loadu_ps(x.lanes.as_ptr().add(block_at * 16));
+                    let (d2, d1, d0) = (digit(0), digit(1), digit(2));
+                    let (o2, o1, o0) = if nibbles {
+                        (digit(3), digit(4), digit(5))
+                    } else {
+                        (d2, d1, d0)
+                    };
+                    for r in 0..R {
+                        let zero = _mm512_setzero_si512();
+                        let mut sum = _mm512_dpbusd_epi32(zero, even[r], d2);
+                        if nibbles {
+                            sum = _mm512_dpbusd_epi32(sum, odd[r], o2);
+                        }
+                        sum = _mm512_dpbusd_epi32(_mm512_slli_epi32::<8>(sum), even[r], d1);
+                        if nibbles {
+                            sum = _mm512_dpbusd_epi32(sum, odd[r], o1);
+                        }
+                        let value = if BITS == 8 {
+                            // Three digits of 4 products of 255 do not fit: two, then one.
+                            let last = _mm512_dpbusd_epi32(zero, even[r], d0);
+                            _mm512_fmadd_ps(
+                                _mm512_cvtepi32_ps(sum),
+                                _mm512_set1_ps(256.0),
+                                _mm512_cvtepi32_ps(last),
+                            )
+                        } else {
+                            sum = _mm512_dpbusd_epi32(_mm512_slli_epi32::<8>(sum), even[r], d0);
+                            if nibbles {
+                                sum = _mm512_dpbusd_epi32(sum, odd[r], o0);
+                            }
+                            _mm512_cvtepi32_ps(sum)
+                        };
+                        let scale = _mm512_mul_ps(lane_scales[r], x_scale);
+                        acc[r][m] = _mm512_fmadd_ps(value, scale, acc[r][m]);
+                    }
+                }
+            }
+            at += 1;
+        }
+        first += 16;
+    }
+    let mut sums = [[0.0; M]; R];
+    if R == 4 && M == 1 {
+        let four = sum4([acc[0][0], acc[1 % R][0], acc[2 % R][0], acc[3 % R][0]]);
+        for r in 0..R {
+            sums[r][0] = four[r % 4];
+        }
+        return sums;
+    }
+    for r in 0..R {
+        for m in 0..M {
+            sums[r][m] = _mm512_reduce_add_ps(acc[r][m]);
+        }
+    }
+    sums
+}
+
+/// The sums of four vectors.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq,avx512vl")]
+fn sum4(v: [__m512; 4]) -> [f32; 4] {
+    let half = |v: __m512| {
+        _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v))
+    };
+    let a = _mm256_hadd_ps(half(v[0]), half(v[1]));
+    let b = _mm256_hadd_ps(half(v[2]), half(v[3]));
+    let c = _mm256_hadd_ps(a, b);
+    let d = _mm_add_ps(_mm256_castps256_ps128(c), _mm256_extractf128_ps::<1>(c));
+    let mut out = [0.0; 4];
+    // SAFETY: the array has four values.
+    unsafe { _mm_storeu_ps(out.as_mut_ptr(), d) };
+    out
+}

@@ -1,0 +1,76 @@
+//! Buffers on cache lines, kept by each thread between calls.
+
+use std::cell::Cell;
+
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// A buffer that starts on a cache line. New space is zero; contents are otherwise kept.
+#[derive(Default)]
+pub(crate) struct Buffer(Vec<Line>);
+
+impl Buffer {
+    /// `length` bytes, rounded up to whole cache lines.
+    pub(crate) fn bytes(&mut self, length: usize) -> &mut [u8] {
+        let lines = length.div_ceil(64);
+        if self.0.len() < lines {
+            self.0.resize(lines, Line([0; 64]));
+        }
+        // SAFETY: the lines are initialized bytes without padding.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), lines * 64) }
+    }
+
+    /// `length` floats, rounded up to whole cache lines.
+    pub(crate) fn floats(&mut self, length: usize) -> &mut [f32] {
+        let bytes = self.bytes(length * 4);
+        let length = bytes.len() / 4;
+        // SAFETY: aligned to 64, `4 * length` bytes long, and any bits are an f32.
+        unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), length) }
+    }
+}
+
+/// The buffers of one use.
+pub(crate) type Buffers = [Buffer; 4];
+
+/// Buffers larger than this together are freed after use.
+const KEEP: usize = 64 << 20;
+
+thread_local! {
+    static KEPT: Cell<[Option<Box<Buffers>>; 2]> = const { Cell::new([None, None]) };
+}
+
+/// Runs `body` with buffers of this thread. `depth` 0 is for the caller of a job, 1 for its
+/// tasks; a nested use of the same depth gets fresh ones.
+pub(crate) fn with<R>(depth: usize, body: impl FnOnce(&mut Buffers) -> R) -> R {
+    let mut kept = KEPT.take();
+    let mut buffers = kept[depth].take().unwrap_or_default();
+    KEPT.set(kept);
+    let result = body(&mut buffers);
+    if buffers.iter().map(|b| b.0.len() * 64).sum::<usize>() <= KEEP {
+        let mut kept = KEPT.take();
+        kept[depth] = Some(buffers);
+        KEPT.set(kept);
+    }
+    result
+}
+
+/// The bytes of a slice of plain numbers.
+pub(crate) fn as_bytes<T: Plain>(slice: &[T]) -> &[u8] {
+    // SAFETY: `Plain` types have no padding, so all bytes are initialized.
+    unsafe { std::slice::from_raw_parts(slice.as_ptr().cast(), std::mem::size_of_val(slice)) }
+}
+
+/// The bytes of a slice of floats, to write.
+pub(crate) fn as_bytes_mut(slice: &mut [f32]) -> &mut [u8] {
+    let length = std::mem::size_of_val(slice);
+    // SAFETY: no padding, and any bits are an f32.
+    unsafe { std::slice::from_raw_parts_mut(slice.as_mut_ptr().cast(), length) }
+}
+
+/// Numbers without padding.
+pub(crate) trait Plain {}
+impl Plain for u32 {}
+impl Plain for f32 {}
+impl Plain for half::f16 {}
+impl Plain for half::bf16 {}

@@ -1,0 +1,376 @@
+//! `config.json`: what is common to all architectures, and typed reading of the rest.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::path::Path;
+
+use mlex_core::{QuantizationMode, Quantized};
+use mlex_nn::{QuantizationConfig, RopeConfig, RopeScaling};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use crate::{Error, Result};
+
+/// The largest config file that is read.
+const MAX_CONFIG_BYTES: u64 = 64 << 20;
+/// More than any model has; what a hostile file may make us loop over.
+const MAX_LAYERS: i32 = 1024;
+/// The same for widths, heads and vocabularies.
+const MAX_SIZE: i32 = 1 << 24;
+
+/// A model's configuration as a JSON object.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    json: Map<String, Value>,
+}
+
+impl ModelConfig {
+    /// A configuration from a JSON object.
+    pub fn new(json: Map<String, Value>) -> Self {
+        Self { json }
+    }
+
+    /// Reads `config.json` of a model directory; `eos_token_id` of `generation_config.json`
+    /// wins, as in mlx-lm.
+    ///
+    /// # Errors
+    /// When a file is missing, too large or not a JSON object; the error names it.
+    pub fn open(dir: &Path) -> Result<Self> {
+        let mut json = read_json_object(&dir.join("config.json"))?;
+        let generation = dir.join("generation_config.json");
+        if generation.exists() {
+            let generation = read_json_object(&generation)?;
+            if let Some(ids) = generation.get("eos_token_id").filter(|ids| !ids.is_null()) {
+                json.insert("eos_token_id".to_owned(), ids.clone());
+            }
+        }
+        Ok(Self { json })
+    }
+
+    /// The JSON object.
+    pub fn json(&self) -> &Map<String, Value> {
+        &self.json
+    }
+
+    /// The name of the architecture.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn model_type(&self) -> Result<&str> {
+        match self.json.get("model_type") {
+            Some(Value::String(name)) => Ok(name),
+            Some(other) => Err(Error::field("model_type", "a string", other.to_string())),
+            None => Err(Error::missing("field model_type")),
+        }
+    }
+
+    /// The fields that an architecture names, with their types and defaults. A field that is
+    /// `null` counts as absent.
+    ///
+    /// # Errors
+    /// When a field is missing or of another type; the error names it.
+    pub fn parse<T: DeserializeOwned>(&self) -> Result<T> {
+        let present = self.json.iter().filter(|(_, value)| !value.is_null());
+        let object: Map<String, Value> = present
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect();
+        parse(Value::Object(object))
+    }
+
+    /// The ids that end a text: a number or a list under `eos_token_id`.
+    ///
+    /// # Errors
+    /// When they are something else.
+    pub fn eos_token_ids(&self) -> Result<Vec<u32>> {
+        let id = |value: &Value| {
+            value
+                .as_u64()
+                .and_then(|id| u32::try_from(id).ok())
+                .ok_or_else(|| {
+                    Error::field(
+                        "eos_token_id",
+                        "a token id or a list of them",
+                        value.to_string(),
+                    )
+                })
+        };
+        match self.json.get("eos_token_id") {
+            None | Some(Value::Null) => Ok(Vec::new()),
+            Some(Value::Array(ids)) => ids.iter().map(id).collect(),
+            Some(value) => Ok(vec![id(value)?]),
+        }
+    }
+
+    /// How the layers are quantized: `quantization`, or the older `quantization_config`, with
+    /// the settings of single layers under their paths.
+    ///
+    /// # Errors
+    /// When a setting is not one that MLX has.
+    pub fn quantization(&self) -> Result<QuantizationConfig> {
+        let section = ["quantization", "quantization_config"]
+            .iter()
+            .find_map(|key| Some((*key, self.json.get(*key).filter(|value| !value.is_null())?)));
+        let Some((key, value)) = section else {
+            return Ok(QuantizationConfig::default());
+        };
+        let Value::Object(section) = value else {
+            return Err(Error::field(key, "an object", value.to_string()));
+        };
+        if let Some(method) = section.get("quant_method")
+            && !section.contains_key("bits")
+        {
+            return Err(Error::unsupported(
+                format!("{key}.quant_method"),
+                method.to_string(),
+            ));
+        }
+        let default = layout(key, section, None)?;
+        let mut layers = BTreeMap::new();
+        for (path, value) in section {
+            match value {
+                Value::Object(settings) => {
+                    let layout = layout(&format!("{key}.{path}"), settings, Some(default))?;
+                    layers.insert(path.clone(), Some(layout));
+                }
+                Value::Bool(false) => {
+                    layers.insert(path.clone(), None);
+                }
+                // `true`, and the scalars that describe the default.
+                _ => {}
+            }
+        }
+        Ok(QuantizationConfig {
+            default: Some(default),
+            layers,
+        })
+    }
+}
+
+/// The layout that `settings` describe; what they leave out is as in `base`, or as MLX has it.
+fn layout(key: &str, settings: &Map<String, Value>, base: Option<Quantized>) -> Result<Quantized> {
+    let mode = match settings.get("mode") {
+        None | Some(Value::Null) => base.map_or(QuantizationMode::Affine, |base| base.mode),
+        Some(Value::String(name)) => name.parse().map_err(|_| {
+            let expected = "affine, mxfp4, mxfp8 or nvfp4";
+            Error::field(format!("{key}.mode"), expected, format!("{name:?}"))
+        })?,
+        Some(other) => {
+            return Err(Error::field(
+                format!("{key}.mode"),
+                "a string",
+                other.to_string(),
+            ));
+        }
+    };
+    let (bits, group_size) = match base {
+        Some(base) if base.mode == mode => (base.bits, base.group_size),
+        _ => mode.defaults(),
+    };
+    let number = |name: &str, default: i32| match settings.get(name) {
+        None | Some(Value::Null) => Ok(default),
+        Some(value) => value
+            .as_i64()
+            .and_then(|number| i32::try_from(number).ok())
+            .ok_or_else(|| {
+                Error::field(format!("{key}.{name}"), "a whole number", value.to_string())
+            }),
+    };
+    let layout = Quantized {
+        bits: number("bits", bits)?,
+        group_size: number("group_size", group_size)?,
+        mode,
+    };
+    mlex_nn::quant::check_layout(layout).map_err(|error| Error::from(error.with_layer(key)))?;
+    Ok(layout)
+}
+
+/// A typed value out of JSON.
+pub(crate) fn parse<T: DeserializeOwned>(json: Value) -> Result<T> {
+    serde_path_to_error::deserialize(json).map_err(|error| {
+        let path = error.path().to_string();
+        let message = error.inner().to_string();
+        if let Some(field) = message.strip_prefix("missing field ") {
+            return Error::missing(format!("field {}", field.trim_matches('`')));
+        }
+        match message.split_once(", expected ") {
+            Some((found, expected)) => {
+                let found = found.strip_prefix("invalid type: ").unwrap_or(found);
+                let found = found.strip_prefix("invalid value: ").unwrap_or(found);
+                Error::field(path, expected, found)
+            }
+            None => Error::field(path, "a valid value", message),
+        }
+    })
+}
+
+/// Reads a JSON object of a reasonable size.
+pub(crate) fn read_json_object(path: &Path) -> Result<Map<String, Value>> {
+    let read = || -> Result<Map<String, Value>> {
+        let size = std::fs::metadata(path)?.len();
+        if size > MAX_CONFIG_BYTES {
+            let expected = format!("at most {MAX_CONFIG_BYTES} bytes");
+            return Err(Error::field("file size", expected, format!("{size} bytes")));
+        }
+        match serde_json::from_slice(&std::fs::read(path)?)? {
+            Value::Object(object) => Ok(object),
+            _ => Err(Error::field("content", "a JSON object", "another value")),
+        }
+    };
+    read().map_err(|error| error.with_path(path))
+}
+
+/// Checks that a number of a config is within `range`.
+pub(crate) fn check(field: &str, value: i32, range: RangeInclusive<i32>) -> Result<()> {
+    if range.contains(&value) {
+        return Ok(());
+    }
+    let expected = format!("a number from {} to {}", range.start(), range.end());
+    Err(Error::field(field, expected, value.to_string()))
+}
+
+/// Checks a width, a count of heads or a vocabulary.
+pub(crate) fn check_size(field: &str, value: i32) -> Result<()> {
+    check(field, value, 1..=MAX_SIZE)
+}
+
+/// Checks a count of layers.
+pub(crate) fn check_layers(field: &str, value: i32) -> Result<()> {
+    check(field, value, 1..=MAX_LAYERS)
+}
+
+/// Checks that a number is positive and finite.
+pub(crate) fn check_positive(field: &str, value: f32) -> Result<()> {
+    if value.is_finite() && value > 0.0 {
+        return Ok(());
+    }
+    Err(Error::field(field, "a positive number", value.to_string()))
+}
+
+/// The `rope_scaling` section, or the newer `rope_parameters`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct RopeSection {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    rope_type: Option<String>,
+    /// The base, in `rope_parameters`.
+    pub(crate) rope_theta: Option<f32>,
+    factor: Option<f32>,
+    low_freq_factor: Option<f32>,
+    high_freq_factor: Option<f32>,
+    original_max_position_embeddings: Option<f32>,
+    beta_fast: Option<f32>,
+    beta_slow: Option<f32>,
+    mscale: Option<f32>,
+    mscale_all_dim: Option<f32>,
+    long_factor: Option<Vec<f32>>,
+}
+
+impl RopeSection {
+    /// The scaling that it describes, defaults as in mlx-lm (`rope_utils.initialize_rope`).
+    pub(crate) fn scaling(&self, max_position_embeddings: Option<i32>) -> Result<RopeScaling> {
+        let need = |field: &str, value: Option<f32>| {
+            value.ok_or_else(|| Error::missing(format!("field rope_scaling.{field}")))
+        };
+        let kind = self
+            .kind
+            .as_deref()
+            .or(self.rope_type.as_deref())
+            .unwrap_or("default");
+        Ok(match kind {
+            "default" | "mrope" => RopeScaling::None,
+            "linear" => RopeScaling::Linear {
+                factor: need("factor", self.factor)?,
+            },
+            "llama3" => RopeScaling::Llama3 {
+                factor: need("factor", self.factor)?,
+                low_freq_factor: self.low_freq_factor.unwrap_or(1.0),
+                high_freq_factor: self.high_freq_factor.unwrap_or(4.0),
+                original_max_position_embeddings: self
+                    .original_max_position_embeddings
+                    .unwrap_or(8192.0),
+            },
+            "yarn" | "deepseek_yarn" | "telechat3-yarn" => RopeScaling::Yarn {
+                factor: need("factor", self.factor)?,
+                original_max_position_embeddings: self
+                    .original_max_position_embeddings
+                    .unwrap_or(4096.0),
+                beta_fast: self.beta_fast.unwrap_or(32.0),
+                beta_slow: self.beta_slow.unwrap_or(1.0),
+                mscale: self.mscale.unwrap_or(1.0),
+                mscale_all_dim: self.mscale_all_dim.unwrap_or(0.0),
+            },
+            "longrope" | "su" => RopeScaling::Long {
+                long_factor: self
+                    .long_factor
+                    .clone()
+                    .ok_or_else(|| Error::missing("field rope_scaling.long_factor"))?,
+                max_position_embeddings: max_position_embeddings
+                    .map(|positions| positions as f32)
+                    .ok_or_else(|| Error::missing("field max_position_embeddings"))?,
+                original_max_position_embeddings: need(
+                    "original_max_position_embeddings",
+                    self.original_max_position_embeddings,
+                )?,
+            },
+            other => {
+                return Err(Error::unsupported(
+                    "rope_scaling.type",
+                    format!("{other:?}"),
+                ));
+            }
+        })
+    }
+}
+
+/// The fields about rotary embedding that most architectures have.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct RopeFields {
+    rope_theta: Option<f32>,
+    rope_traditional: bool,
+    rope_scaling: Option<RopeSection>,
+    rope_parameters: Option<RopeSection>,
+    max_position_embeddings: Option<i32>,
+}
+
+impl RopeFields {
+    /// The settings of a rotary embedding over `dims` entries of a head.
+    pub(crate) fn rope(&self, dims: i32, default_theta: f32) -> Result<RopeConfig> {
+        let theta = self.theta();
+        let scaling = match self.section() {
+            Some(section) => section.scaling(self.max_position_embeddings)?,
+            None => RopeScaling::None,
+        };
+        Ok(RopeConfig {
+            dims,
+            base: theta.unwrap_or(default_theta),
+            traditional: self.rope_traditional,
+            scaling,
+        })
+    }
+
+    /// As [`rope`](Self::rope), for an architecture that has no base of its own.
+    pub(crate) fn rope_required(&self, dims: i32) -> Result<RopeConfig> {
+        self.rope(
+            dims,
+            self.theta()
+                .ok_or_else(|| Error::missing("field rope_theta"))?,
+        )
+    }
+
+    fn section(&self) -> Option<&RopeSection> {
+        self.rope_scaling.as_ref().or(self.rope_parameters.as_ref())
+    }
+
+    fn theta(&self) -> Option<f32> {
+        self.rope_theta
+            .or(self.section().and_then(|section| section.rope_theta))
+    }
+
+    /// The longest context that the model was made for.
+    pub(crate) fn max_position_embeddings(&self) -> Option<i32> {
+        self.max_position_embeddings
+    }
+}

@@ -1,0 +1,17 @@
+//! Generation: sampling, the stream of tokens, sessions, scoring.
+//!
+//! [`Session`] is what an application uses: any thread may ask it for text. [`TokenStream`]
+//! is the layer below, for callers who stay on the model's thread.
+
+mod engine;
+mod request;
+mod sampler;
+mod score;
+mod session;
+mod token_stream;
+
+pub use request::{Completion, Event, FinishReason, Prompt, Request, Timings, TokenLogprob, Usage};
+pub use sampler::{Sampler, SamplerConfig};
+pub use score::{Score, score};
+pub use session::{CancelHandle, Generation, LoadOptions, LoadProgress, Session, SessionInfo};
+pub use token_stream::{PrefillProgress, StreamOptions, TokenStream};

@@ -1,0 +1,306 @@
+//! A model on a thread of its own, usable from any thread.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use mlex_core::{Device, Dtype, Stream};
+
+use super::engine::{self, Sink, TextParts};
+use super::request::{Event, Request};
+use super::score::{self, Score};
+use crate::files::ModelFiles;
+use crate::load::{LoadedModel, load};
+use crate::model::ModelInfo;
+use crate::text::Tokenizer;
+use crate::{Error, ErrorKind, Result};
+
+pub use crate::load::LoadProgress;
+
+/// How a session loads its model.
+#[derive(Default)]
+#[non_exhaustive]
+pub struct LoadOptions {
+    /// Floating-point tensors become this; otherwise they stay as the files have them.
+    pub dtype: Option<Dtype>,
+    /// What computes; otherwise the [preferred device](Device::preferred).
+    pub device: Option<Device>,
+    /// Called, on the model's thread, after each tensor.
+    pub on_progress: Option<Box<dyn FnMut(LoadProgress) + Send>>,
+}
+
+impl fmt::Debug for LoadOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LoadOptions")
+            .field("dtype", &self.dtype)
+            .field("device", &self.device)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a session's model is.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct SessionInfo {
+    /// The model.
+    pub model: ModelInfo,
+    /// The bytes of its tensors as the files have them.
+    pub file_bytes: u64,
+    /// How long loading it took.
+    pub load_time: Duration,
+    /// What computes.
+    pub device: Device,
+}
+
+enum Job {
+    Generate {
+        request: Box<Request>,
+        events: Sender<Result<Event>>,
+        cancelled: Arc<AtomicBool>,
+    },
+    Score {
+        tokens: Vec<u32>,
+        top: usize,
+        reply: Sender<Result<Score>>,
+    },
+}
+
+/// A loaded model. A clone talks to the same model, whose thread ends with the last of them.
+///
+/// ```no_run
+/// use mlex_models::generate::{Event, LoadOptions, Request, Session};
+///
+/// let session = Session::load("model", LoadOptions::default())?;
+/// for event in session.generate(Request::chat("What is the capital of France?")) {
+///     if let Event::Token { text, .. } = event? {
+///         print!("{text}");
+///     }
+/// }
+/// # Ok::<(), mlex_models::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Session {
+    jobs: Sender<Job>,
+    text: Arc<TextParts>,
+    info: Arc<SessionInfo>,
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session")
+            .field("info", &self.info)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Session {
+    /// Loads the model at `path`, a directory or a GGUF file, on a new thread.
+    ///
+    /// # Errors
+    /// When a file is missing or wrong; the error names it and the field or tensor.
+    pub fn load(path: impl AsRef<Path>, options: LoadOptions) -> Result<Self> {
+        let path = path.as_ref().to_path_buf();
+        let (jobs, inbox) = channel();
+        let (ready, loaded) = channel();
+        let run = move || {
+            let start = Instant::now();
+            match open(&path, options) {
+                Ok((model, text, device)) => {
+                    let info = SessionInfo {
+                        model: model.model.info().clone(),
+                        file_bytes: model.file_bytes,
+                        load_time: start.elapsed(),
+                        device,
+                    };
+                    let text = Arc::new(text);
+                    // Nobody waits any more when this fails; then there are no jobs either.
+                    let _ = ready.send(Ok((Arc::clone(&text), info)));
+                    serve(&model, &text, &inbox);
+                }
+                Err(error) => {
+                    let _ = ready.send(Err(error));
+                }
+            }
+        };
+        thread::Builder::new()
+            .name("mlex-model".to_owned())
+            .spawn(run)?;
+        let (text, info) = loaded.recv().map_err(|_| gone())??;
+        Ok(Self {
+            jobs,
+            text,
+            info: Arc::new(info),
+        })
+    }
+
+    /// What the model is.
+    pub fn info(&self) -> &SessionInfo {
+        &self.info
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.text.tokenizer
+    }
+
+    /// The prompt of a request as the model will be given it.
+    ///
+    /// # Errors
+    /// When the chat template or the tokenizer refuses it.
+    pub fn prompt_tokens(&self, request: &Request) -> Result<Vec<u32>> {
+        self.text.prompt_tokens(request)
+    }
+
+    /// Starts a generation, which runs while its events are read. Several wait for each other.
+    pub fn generate(&self, request: Request) -> Generation {
+        let (events, inbox) = channel();
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let job = Job::Generate {
+            request: Box::new(request),
+            events,
+            cancelled: Arc::clone(&cancelled),
+        };
+        // When the thread has ended, so has the channel of events: the iterator says so.
+        let _ = self.jobs.send(job);
+        Generation {
+            events: inbox,
+            cancelled,
+            state: State::Running,
+        }
+    }
+
+    /// The log-probabilities of `tokens`, with the `top` likeliest at each position.
+    ///
+    /// # Errors
+    /// When there are no tokens, one is outside of the vocabulary, or MLX fails.
+    pub fn score(&self, tokens: &[u32], top: usize) -> Result<Score> {
+        let (reply, answer) = channel();
+        let _ = self.jobs.send(Job::Score {
+            tokens: tokens.to_vec(),
+            top,
+            reply,
+        });
+        answer.recv().map_err(|_| gone())?
+    }
+}
+
+fn gone() -> Error {
+    Error::new(ErrorKind::EngineGone)
+}
+
+/// Loads everything, on the model's thread.
+fn open(path: &Path, options: LoadOptions) -> Result<(LoadedModel, TextParts, Device)> {
+    let device = match options.device {
+        Some(device) => device,
+        None => Device::preferred()?,
+    };
+    Stream::default_of(device)?.set_current();
+    let files = ModelFiles::open(path)?;
+    // The small files first, so that a broken one is seen before the long load.
+    let tokenizer = files.tokenizer()?;
+    let chat_template = files
+        .chat_template()?
+        .map(|template| template.with_variables(tokenizer.special_tokens()));
+    let mut eos_ids = files.config()?.eos_token_ids()?;
+    eos_ids.extend(tokenizer.eos_ids());
+    eos_ids.sort_unstable();
+    eos_ids.dedup();
+    let mut on_progress = options.on_progress;
+    let model = load(&files, options.dtype, move |progress| {
+        if let Some(on_progress) = &mut on_progress {
+            on_progress(progress);
+        }
+    })?;
+    Ok((
+        model,
+        TextParts {
+            tokenizer,
+            chat_template,
+            eos_ids,
+        },
+        device,
+    ))
+}
+
+/// Does jobs until the last session is gone.
+fn serve(model: &LoadedModel, text: &Arc<TextParts>, inbox: &Receiver<Job>) {
+    for job in inbox {
+        match job {
+            Job::Generate {
+                request,
+                events,
+                cancelled,
+            } => {
+                let mut send = |event| events.send(Ok(event)).is_ok();
+                let mut sink = Sink {
+                    send: &mut send,
+                    cancelled: &cancelled,
+                };
+                if let Err(error) = engine::run(&*model.model, text, &request, &mut sink) {
+                    let _ = events.send(Err(error));
+                }
+            }
+            Job::Score { tokens, top, reply } => {
+                let _ = reply.send(score::score(&*model.model, &tokens, top));
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Running,
+    Ended,
+}
+
+/// The events of a generation, which ends after [`Event::Done`] or an error. Dropped, it
+/// cancels what is left.
+#[derive(Debug)]
+pub struct Generation {
+    events: Receiver<Result<Event>>,
+    cancelled: Arc<AtomicBool>,
+    state: State,
+}
+
+/// Cancels a [`Generation`] from another thread.
+#[derive(Clone, Debug)]
+pub struct CancelHandle(Arc<AtomicBool>);
+
+impl CancelHandle {
+    /// Ends the generation at its next token; it finishes as cancelled, with what there is.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Generation {
+    /// A handle by which another thread can end it.
+    pub fn cancel_handle(&self) -> CancelHandle {
+        CancelHandle(Arc::clone(&self.cancelled))
+    }
+}
+
+impl Iterator for Generation {
+    type Item = Result<Event>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.state == State::Ended {
+            return None;
+        }
+        let event = self.events.recv().unwrap_or_else(|_| Err(gone()));
+        if matches!(event, Err(_) | Ok(Event::Done(_))) {
+            self.state = State::Ended;
+        }
+        Some(event)
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,26 @@
+//! Language models on [`mlex_core`] and [`mlex_nn`]: architectures, loading, text, generation.
+//!
+//! [`generate::Session`] loads a model and generates from any thread. Below it:
+//! [`ModelFiles`] opens a directory or a GGUF file, [`load`] makes a [`Model`] of it, and
+//! [`generate::TokenStream`] runs it on the calling thread.
+#![forbid(unsafe_code)]
+
+mod arch;
+mod config;
+mod convert;
+mod error;
+mod files;
+pub mod generate;
+mod gguf;
+mod load;
+mod model;
+mod registry;
+pub mod text;
+
+pub use config::ModelConfig;
+pub use convert::{ConvertOptions, convert};
+pub use error::{Error, ErrorKind, Result, ResultExt};
+pub use files::{ModelFiles, Tensors, total_bytes};
+pub use load::{LoadProgress, LoadedModel, load};
+pub use model::{Input, Model, ModelInfo};
+pub use registry::{build, model_types};

@@ -1,0 +1,79 @@
+//! From files to a model in memory.
+
+use mlex_core::Dtype;
+use mlex_nn::Weights;
+
+use crate::config::ModelConfig;
+use crate::files::{ModelFiles, total_bytes};
+use crate::{Model, Result, registry};
+
+/// How far a load is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadProgress {
+    /// Bytes of the tensors that have been read.
+    pub loaded: u64,
+    /// Bytes of all tensors.
+    pub total: u64,
+}
+
+/// A model in memory and what its files say of it.
+pub struct LoadedModel {
+    /// The configuration.
+    pub config: ModelConfig,
+    /// The model.
+    pub model: Box<dyn Model>,
+    /// The bytes of its tensors as the files have them.
+    pub file_bytes: u64,
+}
+
+impl std::fmt::Debug for LoadedModel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LoadedModel")
+            .field("info", self.model.info())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Loads the model of `files` on the current stream's device. Floating-point tensors become
+/// `dtype` where one is given. Tensors are read one at a time.
+///
+/// # Errors
+/// When a file, a field of the config or a tensor is missing or wrong; the error names it.
+pub fn load(
+    files: &ModelFiles,
+    dtype: Option<Dtype>,
+    mut on_progress: impl FnMut(LoadProgress) + 'static,
+) -> Result<LoadedModel> {
+    let config = files.config()?;
+    let build = || {
+        let tensors = files.tensors()?;
+        let total = total_bytes(&tensors);
+        let mut loaded = 0;
+        let weights = Weights::new(tensors, config.quantization()?)
+            .with_dtype(dtype)
+            .with_progress(Box::new(move |bytes| {
+                loaded += bytes as u64;
+                on_progress(LoadProgress {
+                    loaded: loaded.min(total),
+                    total,
+                });
+            }));
+        Ok((registry::build(&config, &weights)?, total))
+    };
+    let (model, file_bytes) = build().map_err(|error: crate::Error| {
+        // What is about the config, and not about a file of its own, was read from there.
+        if files.is_gguf() {
+            error.with_path(files.path())
+        } else if error.is_about_config() {
+            error.with_path(files.path().join("config.json"))
+        } else {
+            error.with_path(files.path())
+        }
+    })?;
+    tracing::debug!(?config, file_bytes, "loaded a model");
+    Ok(LoadedModel {
+        config,
+        model,
+        file_bytes,
+    })
+}

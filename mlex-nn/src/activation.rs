@@ -1,0 +1,128 @@
+//! Activations and the gated feed-forward layer.
+
+use mlex_core::Array;
+
+use crate::{Linear, Result, Weights};
+
+/// `x * sigmoid(x)`.
+///
+/// # Errors
+/// When MLX refuses the dtype.
+pub fn silu(x: &Array) -> Result<Array> {
+    Ok(x.multiply(&x.sigmoid()?)?)
+}
+
+/// The Gaussian error linear unit, `x * Phi(x)`, with the error function.
+///
+/// # Errors
+/// When MLX refuses the dtype.
+pub fn gelu(x: &Array) -> Result<Array> {
+    let phi = x
+        .multiply(std::f32::consts::FRAC_1_SQRT_2)?
+        .erf()?
+        .add(1.0)?;
+    Ok(x.multiply(&phi)?.multiply(0.5)?)
+}
+
+/// The same by tanh: `0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
+///
+/// # Errors
+/// When MLX refuses the dtype.
+pub fn gelu_tanh(x: &Array) -> Result<Array> {
+    let inner = x.square()?.multiply(x)?.multiply(0.044_715)?.add(x)?;
+    let tanh = inner
+        .multiply((2.0 / std::f32::consts::PI).sqrt())?
+        .tanh()?;
+    Ok(x.multiply(0.5)?.multiply(&tanh.add(1.0)?)?)
+}
+
+/// The same by a sigmoid: `x * sigmoid(1.702 x)`.
+///
+/// # Errors
+/// When MLX refuses the dtype.
+pub fn gelu_fast(x: &Array) -> Result<Array> {
+    Ok(x.multiply(&x.multiply(1.702)?.sigmoid()?)?)
+}
+
+/// The square of the positive part, `max(x, 0)^2` ("Primer: Searching for Efficient
+/// Transformers for Language Modeling").
+///
+/// # Errors
+/// When MLX refuses the dtype.
+pub fn relu2(x: &Array) -> Result<Array> {
+    Ok(x.maximum(0.0)?.square()?)
+}
+
+/// The function of a [`GatedMlp`]'s gate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Activation {
+    /// [`silu`]: the layer is SwiGLU.
+    #[default]
+    Silu,
+    /// [`gelu`]: the layer is GeGLU.
+    Gelu,
+    /// [`gelu_tanh`]: the layer is GeGLU.
+    GeluTanh,
+}
+
+impl Activation {
+    /// `activation(gate) * up`.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn gated(self, gate: &Array, up: &Array) -> Result<Array> {
+        let gate = match self {
+            Self::Silu => silu(gate)?,
+            Self::Gelu => gelu(gate)?,
+            Self::GeluTanh => gelu_tanh(gate)?,
+        };
+        Ok(gate.multiply(up)?)
+    }
+}
+
+/// `down(activation(gate(x)) * up(x))` ("GLU Variants Improve Transformer").
+#[derive(Clone, Debug)]
+pub struct GatedMlp {
+    gate_proj: Linear,
+    up_proj: Linear,
+    down_proj: Linear,
+    activation: Activation,
+}
+
+impl GatedMlp {
+    /// Takes `gate_proj`, `up_proj` and `down_proj` from `weights`.
+    ///
+    /// # Errors
+    /// When a tensor cannot be read.
+    pub fn load(
+        weights: &Weights,
+        hidden_size: i32,
+        intermediate_size: i32,
+        bias: bool,
+        activation: Activation,
+    ) -> Result<Self> {
+        let up = |name| Linear::load(&weights.pp(name), hidden_size, intermediate_size, bias);
+        Ok(Self {
+            gate_proj: up("gate_proj")?,
+            up_proj: up("up_proj")?,
+            down_proj: Linear::load(
+                &weights.pp("down_proj"),
+                intermediate_size,
+                hidden_size,
+                bias,
+            )?,
+            activation,
+        })
+    }
+
+    /// `[.., hidden_size]` to the same shape.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn forward(&self, x: &Array) -> Result<Array> {
+        let gate = self.gate_proj.forward(x)?;
+        let up = self.up_proj.forward(x)?;
+        self.down_proj.forward(&self.activation.gated(&gate, &up)?)
+    }
+}

@@ -1,0 +1,158 @@
+//! Self-attention with grouped key and value heads.
+
+use mlex_core::{Array, AttentionMask};
+
+use crate::cache::{KvCache, Mask};
+use crate::{Error, Linear, Result, RmsNorm, Rope, Weights};
+
+/// The settings of a [`SelfAttention`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionConfig {
+    /// Width of the input and output.
+    pub hidden_size: i32,
+    /// Query heads.
+    pub num_heads: i32,
+    /// Key and value heads; divides the query heads.
+    pub num_kv_heads: i32,
+    /// Width of a head.
+    pub head_dim: i32,
+    /// Whether `q_proj`, `k_proj` and `v_proj` have a bias.
+    pub qkv_bias: bool,
+    /// Whether `o_proj` has a bias.
+    pub o_bias: bool,
+    /// Queries and keys are normalized per head (`q_norm`, `k_norm`) with this epsilon.
+    pub qk_norm_eps: Option<f32>,
+}
+
+/// Softmax attention over a cache ("GQA: Training Generalized Multi-Query Transformer Models
+/// from Multi-Head Checkpoints").
+#[derive(Clone, Debug)]
+pub struct SelfAttention {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    q_norm: Option<RmsNorm>,
+    k_norm: Option<RmsNorm>,
+    rope: Option<Rope>,
+    num_heads: i32,
+    num_kv_heads: i32,
+    scale: f32,
+}
+
+impl SelfAttention {
+    /// Takes the projections, and the norms where there are any, from `weights`. Without
+    /// `rope` positions are not encoded.
+    ///
+    /// # Errors
+    /// When a tensor cannot be read or the heads do not divide.
+    pub fn load(weights: &Weights, config: &AttentionConfig, rope: Option<Rope>) -> Result<Self> {
+        let &AttentionConfig {
+            hidden_size,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            ..
+        } = config;
+        if num_kv_heads <= 0 || num_heads % num_kv_heads != 0 {
+            let expected = format!("a divisor of the {num_heads} query heads");
+            return Err(Error::setting(
+                "num_key_value_heads",
+                expected,
+                num_kv_heads,
+            ));
+        }
+        let project = |name, heads| {
+            Linear::load(
+                &weights.pp(name),
+                hidden_size,
+                heads * head_dim,
+                config.qkv_bias,
+            )
+        };
+        let norm = |name| {
+            let load = |eps| RmsNorm::load(&weights.pp(name), head_dim, eps);
+            config.qk_norm_eps.map(load).transpose()
+        };
+        Ok(Self {
+            q_proj: project("q_proj", num_heads)?,
+            k_proj: project("k_proj", num_kv_heads)?,
+            v_proj: project("v_proj", num_kv_heads)?,
+            o_proj: Linear::load(
+                &weights.pp("o_proj"),
+                num_heads * head_dim,
+                hidden_size,
+                config.o_bias,
+            )?,
+            q_norm: norm("q_norm")?,
+            k_norm: norm("k_norm")?,
+            rope,
+            num_heads,
+            num_kv_heads,
+            scale: (head_dim as f32).powf(-0.5),
+        })
+    }
+
+    /// `x` `[B, L, hidden_size]` to the same shape; adds its keys and values to `cache`.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn forward(&self, x: &Array, mask: &Mask, cache: &mut KvCache) -> Result<Array> {
+        let queries = self.heads(
+            self.q_proj.forward(x)?,
+            self.num_heads,
+            self.q_norm.as_ref(),
+        )?;
+        let keys = self.heads(
+            self.k_proj.forward(x)?,
+            self.num_kv_heads,
+            self.k_norm.as_ref(),
+        )?;
+        let values = self.heads(self.v_proj.forward(x)?, self.num_kv_heads, None)?;
+
+        let (queries, keys) = match &self.rope {
+            Some(rope) => {
+                let offset = cache.offset()?;
+                (
+                    rope.forward(&queries, &offset)?,
+                    rope.forward(&keys, &offset)?,
+                )
+            }
+            None => (queries, keys),
+        };
+        let (keys, values) = cache.update(&keys, &values)?;
+
+        let mask = mask.as_attention();
+        let output = attention(&queries, &keys, &values, self.scale, mask, None)?;
+        // [B, H, L, D] -> [B, L, H * D]
+        self.o_proj
+            .forward(&output.transpose(&[0, 2, 1, 3])?.flatten(2, 3)?)
+    }
+
+    /// `[B, L, heads * D]` to `[B, heads, L, D]`, normalized per head.
+    fn heads(&self, x: Array, heads: i32, norm: Option<&RmsNorm>) -> Result<Array> {
+        let x = x.unflatten(-1, &[heads, -1])?;
+        let x = match norm {
+            Some(norm) => norm.forward(&x)?,
+            None => x,
+        };
+        Ok(x.transpose(&[0, 2, 1, 3])?)
+    }
+}
+
+/// `softmax(scale * q k^T + mask) v` for queries `[B, H, L, D]`, keys `[B, H_kv, S, D]` and
+/// values `[B, H_kv, S, D_v]`. `sinks` `[H]` are the scores of one more key that has no value
+/// ("Efficient Streaming Language Models with Attention Sinks").
+///
+/// # Errors
+/// When the shapes do not fit.
+pub fn attention(
+    queries: &Array,
+    keys: &Array,
+    values: &Array,
+    scale: f32,
+    mask: AttentionMask<'_>,
+    sinks: Option<&Array>,
+) -> Result<Array> {
+    Ok(queries.attention(keys, values, scale, mask, sinks)?)
+}

@@ -1,0 +1,278 @@
+//! Keys and values of one attention layer.
+
+use std::sync::Arc;
+
+use mlex_core::{Array, Dtype};
+
+use super::{Mask, Offset};
+use crate::{Error, Result};
+
+/// By how many positions the buffers grow, as mlx-lm's do.
+const STEP: i32 = 256;
+
+/// Keys and values `[B, H_kv, S, D]` in buffers that grow in steps; with a window, only the
+/// positions that a new query can still see are kept (up to a step more).
+#[derive(Clone, Debug, Default)]
+pub struct KvCache {
+    buffers: Option<Buffers>,
+    /// Tokens seen, padding included.
+    seen: i32,
+    /// How many positions back a query sees, itself included.
+    window: Option<i32>,
+    /// Tokens of padding at the start of each row; empty for none.
+    left_padding: Arc<[i32]>,
+}
+
+#[derive(Clone, Debug)]
+struct Buffers {
+    keys: Array,
+    values: Array,
+    /// How many positions of the buffers are in use, the last of them the newest.
+    used: i32,
+}
+
+impl KvCache {
+    /// A cache for a layer whose queries see `window` positions, their own included.
+    ///
+    /// # Errors
+    /// When the window is not positive.
+    pub fn with_window(window: i32) -> Result<Self> {
+        if window <= 0 {
+            return Err(Error::setting(
+                "sliding_window",
+                "a positive number",
+                window,
+            ));
+        }
+        Ok(Self {
+            window: Some(window),
+            ..Self::default()
+        })
+    }
+
+    /// Tokens seen, padding included.
+    pub fn len(&self) -> i32 {
+        self.seen
+    }
+
+    /// Whether none was seen.
+    pub fn is_empty(&self) -> bool {
+        self.seen == 0
+    }
+
+    /// Announces that row `b` of the batch starts with `padding[b]` tokens of padding, which
+    /// no query sees and which do not count as positions.
+    ///
+    /// # Errors
+    /// When tokens have been seen already or a number is negative.
+    pub fn set_left_padding(&mut self, padding: &[i32]) -> Result<()> {
+        if self.seen > 0 {
+            return Err(Error::setting("left padding", "an empty cache", self.seen));
+        }
+        if let Some(&count) = padding.iter().find(|&&count| count < 0) {
+            return Err(Error::setting("left padding", "no negative number", count));
+        }
+        self.left_padding = if padding.iter().all(|&count| count == 0) {
+            Arc::default()
+        } else {
+            padding.into()
+        };
+        Ok(())
+    }
+
+    /// The position of the next token.
+    ///
+    /// # Errors
+    /// When MLX is out of memory.
+    pub fn offset(&self) -> Result<Offset> {
+        if self.left_padding.is_empty() {
+            return Ok(Offset::Same(self.seen));
+        }
+        let rows: Vec<i32> = self
+            .left_padding
+            .iter()
+            .map(|padding| self.seen - padding)
+            .collect();
+        Ok(Offset::PerRow(Array::from_slice(
+            &rows,
+            &[rows.len() as i32],
+        )?))
+    }
+
+    /// How many keys [`update`](Self::update) with `new` tokens will return.
+    fn keys_after(&self, new: i32) -> i32 {
+        let used = self.buffers.as_ref().map_or(0, |buffers| buffers.used);
+        match self.window {
+            // The first of the new queries sees `window - 1` positions before its own.
+            Some(window) => used.min(window - 1) + new,
+            None => used + new,
+        }
+    }
+
+    /// What `new` queries see of the keys that [`update`](Self::update) will return for them.
+    ///
+    /// # Errors
+    /// When MLX is out of memory.
+    pub fn mask(&self, new: i32) -> Result<Mask> {
+        let keys = self.keys_after(new);
+        let window = self.window.filter(|&window| keys > window);
+        if window.is_none() && self.left_padding.is_empty() {
+            return Ok(if new == 1 { Mask::None } else { Mask::Causal });
+        }
+        let after = self.seen + new;
+        // Positions: of the queries [L, 1], of the keys [1, S].
+        let queries = positions(after - new, after)?.expand_dims(1)?;
+        let keys = positions(after - keys, after)?.expand_dims(0)?;
+        let mut mask = queries.greater_equal(&keys)?;
+        if let Some(window) = window {
+            mask = mask.logical_and(&queries.less(&keys.add(window)?)?)?;
+        }
+        if !self.left_padding.is_empty() {
+            let rows = self.left_padding.len() as i32;
+            let padding = Array::from_slice(&self.left_padding, &[rows, 1, 1, 1])?;
+            mask = mask.logical_and(&padding.less_equal(&keys)?)?;
+        }
+        Ok(Mask::Array(mask))
+    }
+
+    /// Adds keys and values `[B, H_kv, L, D]` of new tokens and returns those that their
+    /// queries may see, `[B, H_kv, S, D]`, the new ones last.
+    ///
+    /// # Errors
+    /// When the shapes do not fit what is there; then nothing is changed.
+    pub fn update(&mut self, keys: &Array, values: &Array) -> Result<(Array, Array)> {
+        let new = self.check(keys, values)?;
+        let keep = self.keys_after(new) - new;
+        let buffers = match &self.buffers {
+            Some(buffers) => buffers.with_room(keep, new)?,
+            None => Buffers::new(keys, values, new)?,
+        };
+        let Buffers {
+            keys: key_buffer,
+            values: value_buffer,
+            used,
+        } = buffers;
+        let end = used + new;
+        let key_buffer = key_buffer.slice_update_axis(keys, 2, used, end)?;
+        let value_buffer = value_buffer.slice_update_axis(values, 2, used, end)?;
+        let visible = (
+            key_buffer.slice_axis(2, used - keep, end)?,
+            value_buffer.slice_axis(2, used - keep, end)?,
+        );
+        self.buffers = Some(Buffers {
+            keys: key_buffer,
+            values: value_buffer,
+            used: end,
+        });
+        self.seen += new;
+        Ok(visible)
+    }
+
+    /// The number of new tokens. Shapes that would only broadcast into the buffers are wrong.
+    fn check(&self, keys: &Array, values: &Array) -> Result<i32> {
+        let &[batch, heads, new, key_dim] = keys.shape() else {
+            let found = format!("{:?}", keys.shape());
+            return Err(Error::setting("keys", "four dimensions", found));
+        };
+        let held = |of: fn(&Buffers) -> &Array| {
+            let dim = |buffers| of(buffers).shape().last().copied();
+            self.buffers.as_ref().and_then(dim)
+        };
+        let (batch, heads) = match &self.buffers {
+            Some(buffers) => (buffers.keys.dim(0)?, buffers.keys.dim(1)?),
+            None => (batch, heads),
+        };
+        let key_dim = held(|buffers| &buffers.keys).unwrap_or(key_dim);
+        let value_dim = held(|buffers| &buffers.values).or(values.shape().last().copied());
+        let fits = |name, array: &Array, dim: i32| {
+            let expected = [batch, heads, new, dim];
+            if array.shape() == expected {
+                return Ok(());
+            }
+            let found = format!("{:?}", array.shape());
+            Err(Error::setting(name, format!("shape {expected:?}"), found))
+        };
+        fits("keys", keys, key_dim)?;
+        fits("values", values, value_dim.unwrap_or(0))?;
+        Ok(new)
+    }
+
+    /// Whether the last `count` tokens can be forgotten: a window that has let go of older
+    /// positions cannot bring them back.
+    pub fn can_trim(&self, count: i32) -> bool {
+        let used = self.buffers.as_ref().map_or(0, |buffers| buffers.used);
+        let complete = used == self.seen;
+        let enough = self.window.is_some_and(|window| used - count >= window - 1);
+        (0..=self.seen).contains(&count) && (complete || enough)
+    }
+
+    /// Forgets the last `count` tokens.
+    ///
+    /// # Errors
+    /// When it cannot ([`can_trim`](Self::can_trim)); then nothing is changed.
+    pub fn trim(&mut self, count: i32) -> Result<()> {
+        if !self.can_trim(count) {
+            return Err(Error::setting(
+                "tokens to trim",
+                "at most those that are held",
+                count,
+            ));
+        }
+        if let Some(buffers) = &mut self.buffers {
+            buffers.used -= count;
+        }
+        self.seen -= count;
+        Ok(())
+    }
+
+    /// The arrays that hold the state.
+    pub fn arrays(&self) -> impl Iterator<Item = &Array> {
+        self.buffers
+            .iter()
+            .flat_map(|buffers| [&buffers.keys, &buffers.values])
+    }
+}
+
+impl Buffers {
+    /// Empty buffers for at least `new` positions, in the dtypes of `keys` and `values`.
+    fn new(keys: &Array, values: &Array, new: i32) -> Result<Self> {
+        let room = |like: &Array| -> Result<Array> {
+            let (batch, heads, dim) = (like.dim(0)?, like.dim(1)?, like.dim(3)?);
+            let capacity = new.div_euclid(STEP) * STEP + if new % STEP == 0 { 0 } else { STEP };
+            Ok(Array::zeros(&[batch, heads, capacity, dim], like.dtype())?)
+        };
+        Ok(Self {
+            keys: room(keys)?,
+            values: room(values)?,
+            used: 0,
+        })
+    }
+
+    /// The same with room for `new` positions; where they must grow, only the last `keep`
+    /// positions are carried along.
+    fn with_room(&self, keep: i32, new: i32) -> Result<Self> {
+        if self.used + new <= self.keys.dim(2)? {
+            return Ok(self.clone());
+        }
+        let empty = Self::new(&self.keys, &self.values, keep + new)?;
+        let moved = |from: &Array, to: &Array| -> Result<Array> {
+            let kept = from.slice_axis(2, self.used - keep, self.used)?;
+            Ok(to.slice_update_axis(&kept, 2, 0, keep)?)
+        };
+        Ok(Self {
+            keys: moved(&self.keys, &empty.keys)?,
+            values: moved(&self.values, &empty.values)?,
+            used: keep,
+        })
+    }
+}
+
+/// int32 `[end - start]`: start, start + 1, ..
+fn positions(start: i32, end: i32) -> Result<Array> {
+    Ok(Array::arange(
+        f64::from(start),
+        f64::from(end),
+        1.0,
+        Dtype::Int32,
+    )?)
+}

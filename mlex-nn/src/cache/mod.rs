@@ -1,0 +1,149 @@
+//! What a model remembers of the tokens it has seen: one state per layer, in one value.
+
+mod kv;
+
+use mlex_core::{Array, AttentionMask};
+
+pub use kv::KvCache;
+
+use crate::{Error, Result};
+
+/// The position of the first new token.
+#[derive(Clone, Debug)]
+pub enum Offset {
+    /// The same in every batch row.
+    Same(i32),
+    /// One per batch row: int32 `[B]`.
+    PerRow(Array),
+}
+
+/// Which keys the new queries see.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Mask {
+    /// All of them.
+    None,
+    /// Those up to the query's own position.
+    Causal,
+    /// bool, broadcasting to `[B, H, L, S]`: true where the query sees the key.
+    Array(Array),
+}
+
+impl Mask {
+    /// As an attention operation takes it.
+    pub fn as_attention(&self) -> AttentionMask<'_> {
+        match self {
+            Self::None => AttentionMask::None,
+            Self::Causal => AttentionMask::Causal,
+            Self::Array(mask) => AttentionMask::Array(mask),
+        }
+    }
+}
+
+/// The state of one layer.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum LayerCache {
+    /// Keys and values of an attention layer.
+    Attention(KvCache),
+}
+
+impl LayerCache {
+    /// The keys and values of an attention layer.
+    pub fn attention(&mut self) -> &mut KvCache {
+        match self {
+            Self::Attention(cache) => cache,
+        }
+    }
+}
+
+/// The states of all layers. A clone is a snapshot: it shares the arrays and costs no copy
+/// until one of the two goes on.
+#[derive(Clone, Debug, Default)]
+pub struct Cache {
+    layers: Vec<LayerCache>,
+}
+
+impl Cache {
+    /// One state per layer, in order.
+    pub fn new(layers: impl IntoIterator<Item = LayerCache>) -> Self {
+        Self {
+            layers: layers.into_iter().collect(),
+        }
+    }
+
+    /// Empty keys and values for `layers` attention layers.
+    pub fn attention(layers: usize) -> Self {
+        Self::new((0..layers).map(|_| LayerCache::Attention(KvCache::default())))
+    }
+
+    /// The states, to be updated layer by layer.
+    pub fn layers_mut(&mut self) -> &mut [LayerCache] {
+        &mut self.layers
+    }
+
+    /// The states.
+    pub fn layers(&self) -> &[LayerCache] {
+        &self.layers
+    }
+
+    /// How many tokens the model has seen, padding included.
+    pub fn len(&self) -> i32 {
+        self.layers
+            .first()
+            .map_or(0, |LayerCache::Attention(cache)| cache.len())
+    }
+
+    /// Whether it has seen none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Announces that row `b` of the batch starts with `padding[b]` tokens of padding.
+    ///
+    /// # Errors
+    /// When tokens have been seen already.
+    pub fn set_left_padding(&mut self, padding: &[i32]) -> Result<()> {
+        for LayerCache::Attention(cache) in &mut self.layers {
+            cache.set_left_padding(padding)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the last `count` tokens can be forgotten.
+    pub fn can_trim(&self, count: i32) -> bool {
+        self.layers
+            .iter()
+            .all(|LayerCache::Attention(cache)| cache.can_trim(count))
+    }
+
+    /// Forgets the last `count` tokens.
+    ///
+    /// # Errors
+    /// When a layer cannot ([`can_trim`](Self::can_trim)); then nothing is changed.
+    pub fn trim(&mut self, count: i32) -> Result<()> {
+        if !self.can_trim(count) {
+            return Err(Error::setting(
+                "tokens to trim",
+                "what every layer still holds",
+                count,
+            ));
+        }
+        for LayerCache::Attention(cache) in &mut self.layers {
+            cache.trim(count)?;
+        }
+        Ok(())
+    }
+
+    /// The arrays that hold the state, to be evaluated.
+    pub fn arrays(&self) -> impl Iterator<Item = &Array> {
+        self.layers
+            .iter()
+            .flat_map(|LayerCache::Attention(cache)| cache.arrays())
+    }
+
+    /// The bytes that the arrays take.
+    pub fn nbytes(&self) -> usize {
+        self.arrays().map(Array::nbytes).sum()
+    }
+}

@@ -1,0 +1,46 @@
+//! Which implementation computes: one function for each operation that has several.
+
+use mlex_core::{Array, Device, Dtype, QuantizedWeight, Stream};
+
+use crate::Result;
+
+/// From how many rows of `x` on the CPU dequantizes a weight and multiplies by BLAS: MLX's
+/// own quantized product is scalar there, and unpacking costs about as much as two rows.
+const DEQUANTIZE_ROWS: usize = 4;
+
+/// `x` `[.., K]` times a quantized weight `[N, K]`, transposed: `[.., N]`.
+///
+/// # Errors
+/// When the shapes do not fit.
+pub fn quantized_matmul(x: &Array, weight: &QuantizedWeight) -> Result<Array> {
+    if Stream::current()?.device() != Device::Cpu {
+        return Ok(weight.matmul(x)?);
+    }
+    // On the CPU MLX adds up in the type of `x`: a half type loses most of its digits so, and
+    // takes eight times as long as f32 (on a GPU sums are f32).
+    let wide = x.as_type(Dtype::Float32)?;
+    let columns = x.dim(-1)?.max(1) as usize;
+    let product = if x.size() / columns >= DEQUANTIZE_ROWS {
+        wide.matmul(&weight.dequantize(Some(Dtype::Float32))?.t()?)?
+    } else {
+        widened(weight)?.matmul(&wide)?
+    };
+    Ok(product.as_type(x.dtype())?)
+}
+
+/// The same weight with scales and biases in f32, where they are floating point.
+fn widened(weight: &QuantizedWeight) -> Result<QuantizedWeight> {
+    let wide = |array: &Array| -> Result<Array> {
+        if array.dtype().is_float() {
+            Ok(array.as_type(Dtype::Float32)?)
+        } else {
+            Ok(array.clone())
+        }
+    };
+    Ok(QuantizedWeight {
+        weight: weight.weight.clone(),
+        scales: wide(&weight.scales)?,
+        biases: weight.biases.as_ref().map(wide).transpose()?,
+        layout: weight.layout,
+    })
+}

@@ -1,0 +1,28 @@
+//! Neural network layers over [`mlex_core`], and the caches that decoding needs.
+//!
+//! A layer takes its tensors from [`Weights`] by their names in the checkpoint, dense or
+//! quantized alike, and computes with `forward(&self, ..)`. State lives in [`cache`].
+#![forbid(unsafe_code)]
+
+pub mod activation;
+pub mod attention;
+pub mod cache;
+pub mod dispatch;
+mod embedding;
+mod error;
+mod linear;
+mod norm;
+pub mod quant;
+mod rope;
+mod weights;
+
+pub use activation::{Activation, GatedMlp};
+pub use attention::{AttentionConfig, SelfAttention};
+pub use cache::{Cache, KvCache, LayerCache, Mask, Offset};
+pub use embedding::Embedding;
+pub use error::{Error, ErrorKind, Misshapen, Result, WeightErrors};
+pub use linear::{Linear, Matrix};
+pub use norm::{LayerNorm, RmsNorm};
+pub use quant::QuantizationConfig;
+pub use rope::{Rope, RopeConfig, RopeScaling};
+pub use weights::{LazyTensor, OnLoad, Weights};

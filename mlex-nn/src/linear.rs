@@ -1,0 +1,114 @@
+//! The linear layer, dense or quantized, and the weight that it shares with the embedding.
+
+use mlex_core::{Array, QuantizedWeight};
+
+use crate::quant::packed_columns;
+use crate::{Result, Weights, dispatch};
+
+/// A matrix `[N, K]` as a checkpoint has it: dense or quantized.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Matrix {
+    /// As floating point, kept transposed: a view `[K, N]`.
+    Dense {
+        /// `[K, N]`, a transposed view of the checkpoint's tensor.
+        transposed: Array,
+    },
+    /// Packed.
+    Quantized(QuantizedWeight),
+}
+
+impl Matrix {
+    /// Takes `weight` `[rows, columns]`, or its packed form, from `weights`.
+    ///
+    /// # Errors
+    /// When it cannot be read or its layout is not one that MLX has.
+    pub fn load(weights: &Weights, rows: i32, columns: i32) -> Result<Self> {
+        let Some(layout) = weights.quantized()? else {
+            let transposed = weights.get("weight", &[rows, columns])?.t()?;
+            return Ok(Self::Dense { transposed });
+        };
+        let (words, groups) =
+            packed_columns(layout, columns).map_err(|error| error.with_layer(weights.prefix()))?;
+        let biases = if layout.mode.has_biases() {
+            Some(weights.get("biases", &[rows, groups])?)
+        } else {
+            None
+        };
+        Ok(Self::Quantized(QuantizedWeight {
+            weight: weights.get("weight", &[rows, words])?,
+            scales: weights.get("scales", &[rows, groups])?,
+            biases,
+            layout,
+        }))
+    }
+
+    /// `x` `[.., K]` times the transposed matrix: `[.., N]`.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn matmul(&self, x: &Array) -> Result<Array> {
+        match self {
+            Self::Dense { transposed } => Ok(x.matmul(transposed)?),
+            Self::Quantized(weight) => dispatch::quantized_matmul(x, weight),
+        }
+    }
+
+    /// The rows that `ids` name: `[*ids.shape, K]`.
+    ///
+    /// # Errors
+    /// When `ids` are not integers.
+    pub fn rows(&self, ids: &Array) -> Result<Array> {
+        match self {
+            Self::Dense { transposed } => Ok(transposed.t()?.take(ids, 0)?),
+            Self::Quantized(weight) => {
+                let rows = QuantizedWeight {
+                    weight: weight.weight.take(ids, 0)?,
+                    scales: weight.scales.take(ids, 0)?,
+                    biases: weight
+                        .biases
+                        .as_ref()
+                        .map(|biases| biases.take(ids, 0))
+                        .transpose()?,
+                    layout: weight.layout,
+                };
+                Ok(rows.dequantize(None)?)
+            }
+        }
+    }
+}
+
+/// `y = x W^T + b`, the weight dense or quantized.
+#[derive(Clone, Debug)]
+pub struct Linear {
+    weight: Matrix,
+    bias: Option<Array>,
+}
+
+impl Linear {
+    /// Takes `weight` `[output, input]`, and `bias` `[output]` when it has one, from `weights`.
+    ///
+    /// # Errors
+    /// When a tensor cannot be read.
+    pub fn load(weights: &Weights, input: i32, output: i32, bias: bool) -> Result<Self> {
+        let weight = Matrix::load(weights, output, input)?;
+        let bias = if bias {
+            Some(weights.get("bias", &[output])?)
+        } else {
+            None
+        };
+        Ok(Self { weight, bias })
+    }
+
+    /// `x` `[.., input]` to `[.., output]`.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn forward(&self, x: &Array) -> Result<Array> {
+        let y = self.weight.matmul(x)?;
+        Ok(match &self.bias {
+            Some(bias) => y.add(bias)?,
+            None => y,
+        })
+    }
+}

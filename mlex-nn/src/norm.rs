@@ -1,0 +1,63 @@
+//! Normalization layers.
+
+use mlex_core::Array;
+
+use crate::{Result, Weights};
+
+/// `x / sqrt(mean(x^2) + eps) * weight` ("Root Mean Square Layer Normalization").
+#[derive(Clone, Debug)]
+pub struct RmsNorm {
+    weight: Array,
+    eps: f32,
+}
+
+impl RmsNorm {
+    /// Takes `weight` `[dim]` from `weights`.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn load(weights: &Weights, dim: i32, eps: f32) -> Result<Self> {
+        Ok(Self {
+            weight: weights.get("weight", &[dim])?,
+            eps,
+        })
+    }
+
+    /// `[.., dim]` to the same shape; f32 inside.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn forward(&self, x: &Array) -> Result<Array> {
+        Ok(x.rms_norm(Some(&self.weight), self.eps)?)
+    }
+}
+
+/// `(x - mean) / sqrt(var + eps) * weight + bias` ("Layer Normalization").
+#[derive(Clone, Debug)]
+pub struct LayerNorm {
+    weight: Array,
+    bias: Option<Array>,
+    eps: f32,
+}
+
+impl LayerNorm {
+    /// Takes `weight` `[dim]`, and `bias` `[dim]` where the checkpoint has one.
+    ///
+    /// # Errors
+    /// When a tensor cannot be read.
+    pub fn load(weights: &Weights, dim: i32, eps: f32) -> Result<Self> {
+        Ok(Self {
+            weight: weights.get("weight", &[dim])?,
+            bias: weights.get_optional("bias", &[dim])?,
+            eps,
+        })
+    }
+
+    /// `[.., dim]` to the same shape; f32 inside.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn forward(&self, x: &Array) -> Result<Array> {
+        Ok(x.layer_norm(Some(&self.weight), self.bias.as_ref(), self.eps)?)
+    }
+}

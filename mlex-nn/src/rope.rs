@@ -1,0 +1,287 @@
+//! Rotary position embedding with the scalings that checkpoints name.
+
+use std::f32::consts::TAU;
+
+use mlex_core::{Array, Rope as Rotation};
+
+use crate::cache::Offset;
+use crate::{Error, Result};
+
+/// How positions beyond the trained context are brought into it.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub enum RopeScaling {
+    /// Not at all.
+    #[default]
+    None,
+    /// Every position divided by a factor ("Extending Context Window of Large Language Models
+    /// via Positional Interpolation").
+    Linear {
+        /// The factor.
+        factor: f32,
+    },
+    /// Long wavelengths divided, short ones kept, smooth between (Llama 3.1).
+    Llama3 {
+        /// What long wavelengths are stretched by.
+        factor: f32,
+        /// Wavelengths above `original / low_freq_factor` are stretched.
+        low_freq_factor: f32,
+        /// Wavelengths below `original / high_freq_factor` are kept.
+        high_freq_factor: f32,
+        /// The context that the model was first trained with.
+        original_max_position_embeddings: f32,
+    },
+    /// "YaRN: Efficient Context Window Extension of Large Language Models".
+    Yarn {
+        /// The stretch of the context.
+        factor: f32,
+        /// The context that the model was first trained with.
+        original_max_position_embeddings: f32,
+        /// Rotations within the context from which on a dimension is kept.
+        beta_fast: f32,
+        /// Rotations within the context up to which a dimension is interpolated.
+        beta_slow: f32,
+        /// The attention's temperature correction.
+        mscale: f32,
+        /// The part of it that the model applies elsewhere.
+        mscale_all_dim: f32,
+    },
+    /// "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens": one factor per
+    /// frequency. As in mlx-lm the long factors are used at any length.
+    Long {
+        /// `[dims / 2]` factors of the wavelengths.
+        long_factor: Vec<f32>,
+        /// The context that the model was extended to.
+        max_position_embeddings: f32,
+        /// The context that the model was first trained with.
+        original_max_position_embeddings: f32,
+    },
+    /// The fast frequencies alone are used, at those of the whole head; the other pairs stay as
+    /// they are (Gemma 4).
+    Proportional {
+        /// What the wavelengths are stretched by.
+        factor: f32,
+        /// The part of the pairs that is rotated, up to 1.
+        partial_rotary_factor: f32,
+    },
+}
+
+/// The settings of a [`Rope`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeConfig {
+    /// How many entries of a head are rotated.
+    pub dims: i32,
+    /// The base of the frequencies (`rope_theta`).
+    pub base: f32,
+    /// Neighbouring entries form a pair; otherwise the two halves do.
+    pub traditional: bool,
+    /// How long contexts are reached.
+    pub scaling: RopeScaling,
+}
+
+/// Rotary position embedding ("RoFormer"), frequencies computed once.
+#[derive(Clone, Debug)]
+pub struct Rope {
+    dims: i32,
+    base: f32,
+    traditional: bool,
+    /// What positions are multiplied by.
+    scale: f32,
+    /// Wavelengths over 2 pi, `[dims / 2]`, where the base alone does not give them.
+    freqs: Option<Array>,
+    /// What the rotated entries are multiplied by.
+    magnitude: f32,
+}
+
+impl Rope {
+    /// The embedding of `config`.
+    ///
+    /// # Errors
+    /// When a setting is out of range.
+    pub fn new(config: &RopeConfig) -> Result<Self> {
+        let RopeConfig {
+            dims,
+            base,
+            traditional,
+            scaling,
+        } = config;
+        let (dims, base, traditional) = (*dims, *base, *traditional);
+        if dims <= 0 || dims % 2 != 0 {
+            return Err(Error::setting("rope dims", "a positive even number", dims));
+        }
+        positive("rope_theta", base)?;
+        let mut rope = Self {
+            dims,
+            base,
+            traditional,
+            scale: 1.0,
+            freqs: None,
+            magnitude: 1.0,
+        };
+        match scaling {
+            RopeScaling::None => {}
+            RopeScaling::Linear { factor } => rope.scale = 1.0 / positive("factor", *factor)?,
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position_embeddings: original,
+            } => {
+                let low = original / positive("low_freq_factor", *low_freq_factor)?;
+                let high = original / positive("high_freq_factor", *high_freq_factor)?;
+                let factor = positive("factor", *factor)?;
+                rope.set_freqs(wavelengths(dims, base).map(|freq| {
+                    let wavelength = TAU * freq;
+                    if wavelength > low {
+                        freq * factor
+                    } else if wavelength > high && wavelength < low {
+                        let smooth = (original / wavelength - low_freq_factor)
+                            / (high_freq_factor - low_freq_factor);
+                        freq / ((1.0 - smooth) / factor + smooth)
+                    } else {
+                        freq
+                    }
+                }))?;
+            }
+            RopeScaling::Yarn {
+                factor,
+                original_max_position_embeddings: original,
+                beta_fast,
+                beta_slow,
+                mscale,
+                mscale_all_dim,
+            } => {
+                let factor = positive("factor", *factor)?;
+                let original = positive("original_max_position_embeddings", *original)?;
+                // The dimension that turns so many times within the original context.
+                let dimension = |rotations: f32| {
+                    dims as f32 * (original / (rotations * TAU)).ln() / (2.0 * base.ln())
+                };
+                let low = dimension(positive("beta_fast", *beta_fast)?)
+                    .floor()
+                    .max(0.0);
+                let high = dimension(positive("beta_slow", *beta_slow)?)
+                    .ceil()
+                    .min(dims as f32 - 1.0);
+                let high = if low == high { high + 0.001 } else { high };
+                rope.set_freqs(wavelengths(dims, base).enumerate().map(|(index, extra)| {
+                    let keep = 1.0 - ((index as f32 - low) / (high - low)).clamp(0.0, 1.0);
+                    let inter = factor * extra;
+                    inter * extra / (inter * keep + extra * (1.0 - keep))
+                }))?;
+                let magnitude = |mscale: f32| {
+                    if factor <= 1.0 {
+                        1.0
+                    } else {
+                        0.1 * mscale * factor.ln() + 1.0
+                    }
+                };
+                rope.magnitude = magnitude(*mscale) / magnitude(*mscale_all_dim);
+            }
+            RopeScaling::Long {
+                long_factor,
+                max_position_embeddings,
+                original_max_position_embeddings,
+            } => {
+                if long_factor.len() != dims as usize / 2 {
+                    let expected = format!("{} numbers", dims / 2);
+                    return Err(Error::setting("long_factor", expected, long_factor.len()));
+                }
+                let original = positive(
+                    "original_max_position_embeddings",
+                    *original_max_position_embeddings,
+                )?;
+                rope.set_freqs(
+                    wavelengths(dims, base)
+                        .zip(long_factor)
+                        .map(|(freq, factor)| factor * freq),
+                )?;
+                let factor = max_position_embeddings / original;
+                if factor > 1.0 {
+                    rope.magnitude = (1.0 + factor.ln() / original.ln()).sqrt();
+                }
+            }
+            RopeScaling::Proportional {
+                factor,
+                partial_rotary_factor: part,
+            } => {
+                let factor = positive("factor", *factor)?;
+                if !(0.0..=1.0).contains(part) {
+                    let expected = "a number from 0 to 1";
+                    return Err(Error::setting("partial_rotary_factor", expected, part));
+                }
+                let rotated = (dims as f32 * part) as usize;
+                rope.set_freqs(wavelengths(dims, base).enumerate().map(|(pair, freq)| {
+                    // At an infinite wavelength nothing turns.
+                    if 2 * pair < rotated {
+                        factor * freq
+                    } else {
+                        f32::INFINITY
+                    }
+                }))?;
+            }
+        }
+        Ok(rope)
+    }
+
+    fn set_freqs(&mut self, freqs: impl Iterator<Item = f32>) -> Result<()> {
+        let freqs: Vec<f32> = freqs.collect();
+        self.freqs = Some(Array::from_slice(&freqs, &[freqs.len() as i32])?);
+        Ok(())
+    }
+
+    /// Rotates `x` `[B, H, L, D]`, positions from `offset` on.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn forward(&self, x: &Array, offset: &Offset) -> Result<Array> {
+        let rotation = Rotation {
+            dims: self.dims,
+            traditional: self.traditional,
+            base: self.base,
+            scale: self.scale,
+            freqs: self.freqs.as_ref(),
+        };
+        let scaled = self.scaled(x)?;
+        let x = scaled.as_ref().unwrap_or(x);
+        Ok(match offset {
+            Offset::Same(position) => x.rope(rotation, *position)?,
+            Offset::PerRow(positions) => x.rope_at(rotation, positions)?,
+        })
+    }
+
+    /// `x` with the rotated entries multiplied by the magnitude, where it is not 1.
+    fn scaled(&self, x: &Array) -> Result<Option<Array>> {
+        if self.magnitude == 1.0 {
+            return Ok(None);
+        }
+        let head_dim = x.dim(-1)?;
+        if head_dim == self.dims {
+            return Ok(Some(x.multiply(self.magnitude)?));
+        }
+        let factors: Vec<f32> = (0..head_dim)
+            .map(|index| {
+                if index < self.dims {
+                    self.magnitude
+                } else {
+                    1.0
+                }
+            })
+            .collect();
+        let factors = Array::from_slice(&factors, &[head_dim])?.as_type(x.dtype())?;
+        Ok(Some(x.multiply(&factors)?))
+    }
+}
+
+/// `base^(2i / dims)` for each pair of entries.
+fn wavelengths(dims: i32, base: f32) -> impl Iterator<Item = f32> {
+    (0..dims / 2).map(move |pair| base.powf(2.0 * pair as f32 / dims as f32))
+}
+
+fn positive(name: &'static str, value: f32) -> Result<f32> {
+    if value.is_finite() && value > 0.0 {
+        Ok(value)
+    } else {
+        Err(Error::setting(name, "a positive number", value))
+    }
+}

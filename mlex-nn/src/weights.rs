@@ -1,0 +1,229 @@
+//! The weights of a checkpoint by name, each made into an array when a layer asks for it.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt::{self, Display};
+use std::rc::Rc;
+
+use mlex_core::{Array, Dtype, Quantized};
+
+use crate::error::{Misshapen, WeightErrors};
+use crate::quant::QuantizationConfig;
+use crate::{Error, ErrorKind, Result};
+
+/// A tensor that is read when it is needed.
+pub struct LazyTensor {
+    /// Its shape.
+    pub shape: Vec<i32>,
+    /// Its dtype, as it will be loaded.
+    pub dtype: Dtype,
+    /// Reads it.
+    pub load: Box<dyn FnOnce() -> mlex_core::Result<Array>>,
+}
+
+impl LazyTensor {
+    /// A tensor that is an array already.
+    pub fn ready(array: Array) -> Self {
+        Self {
+            shape: array.shape().to_vec(),
+            dtype: array.dtype(),
+            load: Box::new(move || Ok(array)),
+        }
+    }
+}
+
+impl fmt::Debug for LazyTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LazyTensor({:?}, {})", self.shape, self.dtype)
+    }
+}
+
+/// Called with the bytes of each tensor that has been read.
+pub type OnLoad = Box<dyn FnMut(usize)>;
+
+/// A place in the tree of a checkpoint's weights: layers build themselves from it.
+///
+/// What is missing or misshapen is noted, not returned at once: building goes on with a
+/// placeholder that is never computed, and [`finish`](Self::finish) gives one error that
+/// lists everything.
+#[derive(Clone)]
+pub struct Weights {
+    state: Rc<RefCell<State>>,
+    prefix: String,
+}
+
+struct State {
+    tensors: BTreeMap<String, LazyTensor>,
+    errors: WeightErrors,
+    quantization: QuantizationConfig,
+    dtype: Option<Dtype>,
+    on_load: Option<OnLoad>,
+}
+
+impl Weights {
+    /// The root of a checkpoint's tensors.
+    pub fn new(tensors: BTreeMap<String, LazyTensor>, quantization: QuantizationConfig) -> Self {
+        let state = State {
+            tensors,
+            errors: WeightErrors::default(),
+            quantization,
+            dtype: None,
+            on_load: None,
+        };
+        Self {
+            state: Rc::new(RefCell::new(state)),
+            prefix: String::new(),
+        }
+    }
+
+    /// Floating-point tensors become `dtype` when they are read.
+    #[must_use]
+    pub fn with_dtype(self, dtype: Option<Dtype>) -> Self {
+        self.state.borrow_mut().dtype = dtype;
+        self
+    }
+
+    /// `on_load` is called with the bytes of each tensor that has been read.
+    #[must_use]
+    pub fn with_progress(self, on_load: OnLoad) -> Self {
+        self.state.borrow_mut().on_load = Some(on_load);
+        self
+    }
+
+    /// The place `name` below this one.
+    #[must_use]
+    pub fn pp(&self, name: impl Display) -> Self {
+        Self {
+            state: Rc::clone(&self.state),
+            prefix: self.path(name),
+        }
+    }
+
+    /// The full path of `name` below this place.
+    pub fn path(&self, name: impl Display) -> String {
+        if self.prefix.is_empty() {
+            name.to_string()
+        } else {
+            format!("{}.{name}", self.prefix)
+        }
+    }
+
+    /// The path of this place.
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// Whether the checkpoint has the tensor `name` here, not taken yet.
+    pub fn contains(&self, name: &str) -> bool {
+        self.state.borrow().tensors.contains_key(&self.path(name))
+    }
+
+    /// The shape of the tensor `name`, while it is not taken.
+    pub fn shape(&self, name: &str) -> Option<Vec<i32>> {
+        self.state
+            .borrow()
+            .tensors
+            .get(&self.path(name))
+            .map(|tensor| tensor.shape.clone())
+    }
+
+    /// The tensor `name`, which must have `shape`.
+    ///
+    /// # Errors
+    /// When it cannot be read. A missing or misshapen one is noted for
+    /// [`finish`](Self::finish).
+    pub fn get(&self, name: &str, shape: &[i32]) -> Result<Array> {
+        let path = self.path(name);
+        let mut state = self.state.borrow_mut();
+        let Some(tensor) = state.tensors.remove(&path) else {
+            state.errors.missing.push(path);
+            return placeholder(shape);
+        };
+        if tensor.shape != shape {
+            state.errors.misshapen.push(Misshapen {
+                name: path,
+                expected: shape.to_vec(),
+                found: tensor.shape,
+            });
+            return placeholder(shape);
+        }
+        let mut array = (tensor.load)().map_err(|error| error.with_tensor(&path))?;
+        if let Some(dtype) = state.dtype
+            && array.dtype().is_float()
+            && array.dtype() != dtype
+        {
+            array = array.as_type(dtype)?;
+            // At once, so that the tensor as it was read is gone before the next one comes.
+            array.eval()?;
+        }
+        if let Some(on_load) = &mut state.on_load {
+            on_load(array.nbytes());
+        }
+        Ok(array)
+    }
+
+    /// The tensor `name` where the checkpoint has it.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub fn get_optional(&self, name: &str, shape: &[i32]) -> Result<Option<Array>> {
+        if self.contains(name) {
+            self.get(name, shape).map(Some)
+        } else {
+            Ok(None)
+        }
+    }
+
+    /// How the layer here is quantized: the config's layout where there are `.scales`.
+    ///
+    /// # Errors
+    /// When there are scales but the config has no layout for them.
+    pub fn quantized(&self) -> Result<Option<Quantized>> {
+        if !self.contains("scales") {
+            return Ok(None);
+        }
+        let layout = self.state.borrow().quantization.layout(&self.prefix);
+        layout.map(Some).ok_or_else(|| {
+            Error::setting("quantization", "a layout for the layer's scales", "none")
+                .with_layer(&self.prefix)
+        })
+    }
+
+    /// Drops the tensors whose full path `matches` says are of no use.
+    pub fn discard(&self, matches: impl Fn(&str) -> bool) {
+        self.state
+            .borrow_mut()
+            .tensors
+            .retain(|path, _| !matches(path));
+    }
+
+    /// Ends the building of a model.
+    ///
+    /// # Errors
+    /// A [`Weights`](ErrorKind::Weights) error that lists every tensor that was missing, is
+    /// left over or has another shape.
+    pub fn finish(&self) -> Result<()> {
+        let mut state = self.state.borrow_mut();
+        let unexpected = state.tensors.keys().cloned().collect();
+        let mut errors = std::mem::take(&mut state.errors);
+        errors.unexpected = unexpected;
+        if errors.is_empty() {
+            Ok(())
+        } else {
+            Err(Error::new(ErrorKind::Weights(errors)))
+        }
+    }
+}
+
+impl fmt::Debug for Weights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Weights")
+            .field("prefix", &self.prefix)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Stands for a tensor that is not there; a lazy node that takes no memory.
+fn placeholder(shape: &[i32]) -> Result<Array> {
+    Ok(Array::zeros(shape, Dtype::Float32)?)
+}

@@ -38,7 +38,7 @@ pub(crate) fn print(text: &str) -> Result<()> {
 /// Writes a JSON document to stdout.
 ///
 /// # Errors
-/// As [`print`].
+/// As [`print()`].
 pub(crate) fn print_json(value: &Value) -> Result<()> {
     let mut text = serde_json::to_string_pretty(value)?;
     text.push('\n');

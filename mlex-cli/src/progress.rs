@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use mlex_models::LoadProgress;
+use mlex_models::generate::PrefillProgress;
 
 /// Prompts shorter than this need no bar.
 const LONG_PROMPT: usize = 64;
@@ -54,10 +55,12 @@ impl PrefillBar {
         self.0 = Some(bar);
     }
 
-    /// Moves it.
-    pub(crate) fn set(&self, processed: usize) {
-        if let Some(bar) = &self.0 {
-            bar.set_position(processed as u64);
+    /// Moves it. The last step is announced before it is computed: the bar waits for its token.
+    pub(crate) fn set(&self, progress: PrefillProgress) {
+        if let Some(bar) = &self.0
+            && progress.processed < progress.total
+        {
+            bar.set_position(progress.processed as u64);
         }
     }
 

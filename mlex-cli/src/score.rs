@@ -125,7 +125,7 @@ fn table(score: &Score, tokenizer: Option<&Tokenizer>) -> String {
         // Writing to a String does not fail.
         let _ = writeln!(out, "{logprob:>10}  {id:>8}  {}", spelled(id));
         for TokenLogprob { id, logprob } in top {
-            let _ = writeln!(out, "{:>10}  {id:>8}  {logprob:.4} {}", "", spelled(*id));
+            let _ = writeln!(out, "{logprob:>10.4}  {id:>8}    or {}", spelled(*id));
         }
     }
     if let Some(perplexity) = score.perplexity() {

@@ -409,7 +409,12 @@ fn a_second_ctrl_c_ends_the_program_within_a_prompt() {
         .stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let prompt = "t5 ".repeat(10_000);
-    child.stdin.take().unwrap().write_all(prompt.as_bytes()).unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(prompt.as_bytes())
+        .unwrap();
     let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
     assert!(log.any(|line| line.unwrap().contains("loaded a model")));
     // So many tokens in one step take seconds; the first Ctrl-C waits for them.

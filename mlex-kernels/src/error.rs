@@ -38,10 +38,18 @@ pub enum KernelError {
 impl fmt::Display for KernelError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Length { what, expected, found } => {
+            Self::Length {
+                what,
+                expected,
+                found,
+            } => {
                 write!(f, "{what}: expected {expected} elements, found {found}")
             }
-            Self::Argument { what, expected, found } => {
+            Self::Argument {
+                what,
+                expected,
+                found,
+            } => {
                 write!(f, "{what}: expected {expected}, found {found}")
             }
             Self::Overflow { what } => write!(f, "{what}: the shape is too large"),
@@ -53,7 +61,15 @@ impl std::error::Error for KernelError {}
 
 /// Refuses a slice of another length than `expected`.
 pub(crate) fn check_len(what: &'static str, expected: usize, found: usize) -> Result<()> {
-    if expected == found { Ok(()) } else { Err(KernelError::Length { what, expected, found }) }
+    if expected == found {
+        Ok(())
+    } else {
+        Err(KernelError::Length {
+            what,
+            expected,
+            found,
+        })
+    }
 }
 
 /// The product of a shape's sizes.
@@ -74,6 +90,10 @@ pub(crate) fn check(
     if ok {
         Ok(())
     } else {
-        Err(KernelError::Argument { what, expected, found: found.to_string() })
+        Err(KernelError::Argument {
+            what,
+            expected,
+            found: found.to_string(),
+        })
     }
 }

@@ -1,18 +1,32 @@
 //! SIMD kernels for the inference of quantized language models, as plain functions on slices.
+//!
+//! * [`quantized_matmul`], [`gather_quantized_matmul`] and [`linear`]: activations times
+//!   weights, in every layout that MLX writes.
+//! * [`attention`]: prefill and decode, with grouped heads, masks and sinks.
+//! * [`rms_norm`], [`layer_norm`], [`rope`], [`gated`].
+//!
+//! Elements are [`f32`], [`half::f16`] or [`half::bf16`]; sums are always in f32. The vector
+//! instructions are chosen at run time ([`Level`]), and work is spread over one pool of
+//! [`threads`]. Arguments are checked: a wrong length is an error, never undefined behaviour.
+
+mod activation;
 mod attention;
 mod element;
 mod error;
 mod matmul;
+mod norm;
+mod rope;
 mod simd;
 pub mod threads;
 
-pub use attention::{
-    AttentionOptions, AttentionShape, Heads, Mask, OutputOrder, attention,
-};
+pub use activation::{Activation, gated};
+pub use attention::{AttentionOptions, AttentionShape, Heads, Mask, OutputOrder, attention};
 pub use element::{Element, Floats};
 pub use error::{KernelError, Result};
 pub use matmul::{
     Linear, Mode, Precision, QuantizedWeight, Scales, gather_quantized_matmul, linear,
     quantized_matmul,
 };
+pub use norm::{layer_norm, rms_norm};
+pub use rope::{Frequencies, RopeOptions, rope};
 pub use simd::Level;

@@ -77,7 +77,10 @@ fn pool() -> &'static Pool {
         state: Line(AtomicU64::new(CLOSED)),
         next: Line(AtomicUsize::new(0)),
         finished: Line(AtomicUsize::new(0)),
-        job: UnsafeCell::new(Job { task: &nothing as &Task<'static>, tasks: 0 }),
+        job: UnsafeCell::new(Job {
+            task: &nothing as &Task<'static>,
+            tasks: 0,
+        }),
         panic: Mutex::new(None),
         limit: AtomicUsize::new(physical_cores()),
         workers: Mutex::new(Vec::new()),
@@ -86,7 +89,11 @@ fn pool() -> &'static Pool {
 
 /// Sets how many threads kernels use, the calling one included; 0 means every physical core.
 pub fn set_threads(threads: usize) {
-    let threads = if threads == 0 { physical_cores() } else { threads.min(1024) };
+    let threads = if threads == 0 {
+        physical_cores()
+    } else {
+        threads.min(1024)
+    };
     pool().limit.store(threads, Ordering::Relaxed);
 }
 
@@ -109,7 +116,11 @@ pub fn physical_cores() -> usize {
                 std::fs::read_to_string(path).ok()
             })
             .collect();
-        if siblings.is_empty() { logical } else { logical.min(siblings.len()) }
+        if siblings.is_empty() {
+            logical
+        } else {
+            logical.min(siblings.len())
+        }
     })
 }
 
@@ -157,8 +168,7 @@ impl Pool {
         let number = (self.state.0.load(Ordering::Relaxed) >> 32).wrapping_add(1) & 0xffff_ffff;
         self.state.0.store(number << 32, Ordering::SeqCst);
         for worker in workers {
-            if worker.asleep.load(Ordering::SeqCst) && worker.asleep.swap(false, Ordering::SeqCst)
-            {
+            if worker.asleep.load(Ordering::SeqCst) && worker.asleep.swap(false, Ordering::SeqCst) {
                 worker.thread.unpark();
             }
         }
@@ -170,9 +180,17 @@ impl Pool {
         while self.finished.0.load(Ordering::Acquire) != joined {
             spins += 1;
             // A worker that has lost its core needs ours.
-            if spins.is_multiple_of(4096) { thread::yield_now() } else { std::hint::spin_loop() }
+            if spins.is_multiple_of(4096) {
+                thread::yield_now()
+            } else {
+                std::hint::spin_loop()
+            }
         }
-        let panic = self.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let panic = self
+            .panic
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         if let Some(panic) = panic {
             resume_unwind(panic);
         }
@@ -210,7 +228,9 @@ impl Pool {
             return false;
         }
         let joined =
-            self.state.0.compare_exchange(state, state + 1, Ordering::SeqCst, Ordering::Relaxed);
+            self.state
+                .0
+                .compare_exchange(state, state + 1, Ordering::SeqCst, Ordering::Relaxed);
         if joined.is_ok() {
             *seen = state >> 32;
         }
@@ -260,7 +280,10 @@ fn spawn(index: usize) -> Option<Worker> {
         .name(format!("mlex-kernels-{index}"))
         .spawn(move || pool().worker(index, &flag))
         .ok()?;
-    Some(Worker { thread: handle.thread().clone(), asleep })
+    Some(Worker {
+        thread: handle.thread().clone(),
+        asleep,
+    })
 }
 
 /// How an array of `[planes, rows, columns]` is cut into tiles, one task each.
@@ -325,9 +348,17 @@ pub(crate) fn parallel_tiles<T: Send>(
     tiling: Tiling,
     task: impl Fn(Tile<'_, T>) + Sync,
 ) {
-    let Tiling { planes, rows, columns, tile_rows, tile_columns } = tiling;
+    let Tiling {
+        planes,
+        rows,
+        columns,
+        tile_rows,
+        tile_columns,
+    } = tiling;
     assert!(tile_rows > 0 && tile_columns > 0);
-    let length = planes.checked_mul(rows).and_then(|n| n.checked_mul(columns));
+    let length = planes
+        .checked_mul(rows)
+        .and_then(|n| n.checked_mul(columns));
     assert_eq!(length, Some(data.len()));
     if data.is_empty() {
         return;
@@ -382,9 +413,16 @@ pub(crate) fn parallel_blocks<T: Send>(
         assert!(block.tile_columns > 0);
         end = block.rows.end;
         firsts.push(tasks);
-        tasks += if block.rows.is_empty() { 0 } else { columns.div_ceil(block.tile_columns) };
+        tasks += if block.rows.is_empty() {
+            0
+        } else {
+            columns.div_ceil(block.tile_columns)
+        };
     }
-    assert!(end.checked_mul(columns).is_some_and(|length| length <= data.len()));
+    assert!(
+        end.checked_mul(columns)
+            .is_some_and(|length| length <= data.len())
+    );
     let start = SendPtr(data.as_mut_ptr());
     parallel_for(tasks, |index| {
         let number = firsts.partition_point(|&first| first <= index) - 1;
@@ -433,7 +471,10 @@ impl<'a, T> Rows<'a, T> {
     /// When there is no such row, or it was taken before.
     #[allow(clippy::mut_from_ref, reason = "each row is handed out once")]
     pub(crate) fn take(&self, index: usize) -> &'a mut [T] {
-        assert!(!self.taken[index].swap(true, Ordering::Relaxed), "row {index} was taken");
+        assert!(
+            !self.taken[index].swap(true, Ordering::Relaxed),
+            "row {index} was taken"
+        );
         // SAFETY: the row is inside of the array, and nobody else has it.
         unsafe {
             std::slice::from_raw_parts_mut(self.start.get().add(index * self.length), self.length)
@@ -523,7 +564,13 @@ mod tests {
 
     #[test]
     fn tiles_cover_the_array_without_overlap() {
-        let tiling = Tiling { planes: 3, rows: 5, columns: 7, tile_rows: 2, tile_columns: 3 };
+        let tiling = Tiling {
+            planes: 3,
+            rows: 5,
+            columns: 7,
+            tile_rows: 2,
+            tile_columns: 3,
+        };
         let mut data = vec![0u32; 3 * 5 * 7];
         parallel_tiles(&mut data, tiling, |mut tile| {
             for row in 0..tile.rows {

@@ -32,8 +32,13 @@ impl Kind {
             2 => Self::Causal(Some(1 + r.below(k + 1))),
             3 => Self::Bool((0..size).map(|_| r.below(3) > 0).collect(), strides),
             _ => {
-                let values = (0..size)
-                    .map(|_| if r.below(4) == 0 { f32::NEG_INFINITY } else { r.float() });
+                let values = (0..size).map(|_| {
+                    if r.below(4) == 0 {
+                        f32::NEG_INFINITY
+                    } else {
+                        r.float()
+                    }
+                });
                 Self::Additive(values.collect(), strides)
             }
         }
@@ -43,10 +48,14 @@ impl Kind {
         match self {
             Self::None => Mask::None,
             Self::Causal(window) => Mask::Causal { window: *window },
-            Self::Bool(data, strides) => Mask::Bool { data, strides: *strides },
-            Self::Additive(data, strides) => {
-                Mask::Additive { data: Floats::F32(data), strides: *strides }
-            }
+            Self::Bool(data, strides) => Mask::Bool {
+                data,
+                strides: *strides,
+            },
+            Self::Additive(data, strides) => Mask::Additive {
+                data: Floats::F32(data),
+                strides: *strides,
+            },
         }
     }
 
@@ -83,16 +92,33 @@ fn strided<T: Element>(
 
 fn check<T: Element>(shape: AttentionShape, seed: u64) {
     let mut r = Random::new(seed);
-    let AttentionShape { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = shape;
+    let AttentionShape {
+        batch,
+        q_heads,
+        kv_heads,
+        q_len,
+        kv_len,
+        head_dim,
+        value_dim,
+    } = shape;
     let (q, qs) = strided::<T>(&mut r, [batch, q_heads, q_len], head_dim);
     let (k, ks) = strided::<T>(&mut r, [batch, kv_heads, kv_len], head_dim);
     let (v, vs) = strided::<T>(&mut r, [batch, kv_heads, kv_len], value_dim);
     let mask = Kind::new(&mut r, &shape);
     let sinks: Vec<f32> = r.floats(q_heads);
     let sinks = (r.below(3) == 0).then_some(&sinks[..]);
-    let output = if r.below(2) == 0 { OutputOrder::HeadsFirst } else { OutputOrder::LengthFirst };
+    let output = if r.below(2) == 0 {
+        OutputOrder::HeadsFirst
+    } else {
+        OutputOrder::LengthFirst
+    };
     let scale = 0.3;
-    let options = AttentionOptions { scale, mask: mask.view(), sinks, output };
+    let options = AttentionOptions {
+        scale,
+        mask: mask.view(),
+        sinks,
+        output,
+    };
 
     let get = |data: &[T], s: [usize; 3], at: [usize; 3], i: usize| {
         f64::from(data[at[0] * s[0] + at[1] * s[1] + at[2] * s[2] + i].to_f32())
@@ -117,8 +143,9 @@ fn check<T: Element>(shape: AttentionShape, seed: u64) {
                     OutputOrder::LengthFirst => (b * q_len + i) * q_heads + h,
                 };
                 for c in 0..value_dim {
-                    let sum: f64 =
-                        (0..kv_len).map(|j| scores[j].exp() * get(&v, vs, [b, kv, j], c)).sum();
+                    let sum: f64 = (0..kv_len)
+                        .map(|j| scores[j].exp() * get(&v, vs, [b, kv, j], c))
+                        .sum();
                     expected[row * value_dim + c] = if total > 0.0 { sum / total } else { 0.0 };
                 }
             }
@@ -127,13 +154,24 @@ fn check<T: Element>(shape: AttentionShape, seed: u64) {
     at_every_level(|level| {
         let mut out = vec![T::from_f32(f32::NAN); expected.len()];
         let heads = |data, strides| Heads { data, strides };
-        attention(&mut out, heads(&q, qs), heads(&k, ks), heads(&v, vs), shape, options)
-            .expect("valid arguments");
+        attention(
+            &mut out,
+            heads(&q, qs),
+            heads(&k, ks),
+            heads(&v, vs),
+            shape,
+            options,
+        )
+        .expect("valid arguments");
         for (i, (found, expected)) in out.iter().zip(&expected).enumerate() {
             let error = (f64::from(found.to_f32()) - expected).abs();
             // Weights sum to one and values are below one.
             let allowed = 2e-6 + epsilon::<T>() * expected.abs();
-            assert!(error <= allowed, "{level:?} {shape:?} {i}: {found:?} != {expected}", found = found.to_f32());
+            assert!(
+                error <= allowed,
+                "{level:?} {shape:?} {i}: {found:?} != {expected}",
+                found = found.to_f32()
+            );
         }
     });
 }
@@ -183,9 +221,23 @@ fn long_prefill_and_decode() {
     };
     for seed in 0..6 {
         check::<f32>(shape, seed);
-        check::<f32>(AttentionShape { q_len: 1, kv_len: 1000, ..shape }, seed);
+        check::<f32>(
+            AttentionShape {
+                q_len: 1,
+                kv_len: 1000,
+                ..shape
+            },
+            seed,
+        );
     }
-    check::<bf16>(AttentionShape { head_dim: 256, value_dim: 256, ..shape }, 1);
+    check::<bf16>(
+        AttentionShape {
+            head_dim: 256,
+            value_dim: 256,
+            ..shape
+        },
+        1,
+    );
 }
 
 #[test]
@@ -205,22 +257,97 @@ fn wrong_arguments_are_refused() {
         sinks: None,
         output: OutputOrder::HeadsFirst,
     };
-    let run = |shape: AttentionShape, options: AttentionOptions<'_>, out: usize, q: usize, k: usize| {
-        let (q, k) = (vec![0f32; q], vec![0f32; k]);
-        let heads = Heads::contiguous(&k, 2, 3, 16);
-        attention(&mut vec![0f32; out], Heads::contiguous(&q, 4, 1, 16), heads, heads, shape, options)
-    };
+    let run =
+        |shape: AttentionShape, options: AttentionOptions<'_>, out: usize, q: usize, k: usize| {
+            let (q, k) = (vec![0f32; q], vec![0f32; k]);
+            let heads = Heads::contiguous(&k, 2, 3, 16);
+            attention(
+                &mut vec![0f32; out],
+                Heads::contiguous(&q, 4, 1, 16),
+                heads,
+                heads,
+                shape,
+                options,
+            )
+        };
     assert!(run(shape, options, 64, 64, 96).is_ok());
     assert!(run(shape, options, 63, 64, 96).is_err());
     assert!(run(shape, options, 64, 63, 96).is_err());
     assert!(run(shape, options, 64, 64, 95).is_err());
-    assert!(run(AttentionShape { kv_heads: 3, ..shape }, options, 64, 64, 96).is_err());
-    assert!(run(AttentionShape { kv_heads: 0, ..shape }, options, 64, 64, 96).is_err());
-    assert!(run(AttentionShape { head_dim: 17, ..shape }, options, 64, 64, 96).is_err());
-    assert!(run(AttentionShape { batch: usize::MAX, ..shape }, options, 64, 64, 96).is_err());
+    assert!(
+        run(
+            AttentionShape {
+                kv_heads: 3,
+                ..shape
+            },
+            options,
+            64,
+            64,
+            96
+        )
+        .is_err()
+    );
+    assert!(
+        run(
+            AttentionShape {
+                kv_heads: 0,
+                ..shape
+            },
+            options,
+            64,
+            64,
+            96
+        )
+        .is_err()
+    );
+    assert!(
+        run(
+            AttentionShape {
+                head_dim: 17,
+                ..shape
+            },
+            options,
+            64,
+            64,
+            96
+        )
+        .is_err()
+    );
+    assert!(
+        run(
+            AttentionShape {
+                batch: usize::MAX,
+                ..shape
+            },
+            options,
+            64,
+            64,
+            96
+        )
+        .is_err()
+    );
     let sinks = [0.0; 3];
-    let options = AttentionOptions { sinks: Some(&sinks), ..options };
+    let options = AttentionOptions {
+        sinks: Some(&sinks),
+        ..options
+    };
     assert!(run(shape, options, 64, 64, 96).is_err());
-    let mask = Mask::Bool { data: &[true; 2], strides: [0, 0, 3, 1] };
-    assert!(run(shape, AttentionOptions { mask, sinks: None, ..options }, 64, 64, 96).is_err());
+    let mask = Mask::Bool {
+        data: &[true; 2],
+        strides: [0, 0, 3, 1],
+    };
+    assert!(
+        run(
+            shape,
+            AttentionOptions {
+                mask,
+                sinks: None,
+                ..options
+            },
+            64,
+            64,
+            96
+        )
+        .is_err()
+    );
 }

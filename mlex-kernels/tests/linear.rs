@@ -22,7 +22,11 @@ fn check<T: Element>(m: usize, n: usize, k: usize, kind: usize, biased: bool, se
             let bound = if exact { 1e-6 } else { 4e-3 };
             for i in 0..m {
                 for j in 0..n {
-                    let mut sum = if biased { f64::from(bias.view().get(j)) } else { 0.0 };
+                    let mut sum = if biased {
+                        f64::from(bias.view().get(j))
+                    } else {
+                        0.0
+                    };
                     let mut size = sum.abs();
                     for l in 0..k {
                         let p = f64::from(x[i * k + l].to_f32())

@@ -9,8 +9,8 @@ mod common;
 use common::{Random, Values, at_every_level, epsilon};
 use half::{bf16, f16};
 use mlex_kernels::{
-    Element, KernelError, Level, Mode, Precision, QuantizedWeight, Scales,
-    gather_quantized_matmul, quantized_matmul,
+    Element, KernelError, Level, Mode, Precision, QuantizedWeight, Scales, gather_quantized_matmul,
+    quantized_matmul,
 };
 use proptest::prelude::*;
 
@@ -39,7 +39,11 @@ fn fp8(code: u32) -> f64 {
     } else {
         (1.0 + mantissa / 8.0) * 2f64.powi(exponent as i32 - 7)
     };
-    if code & 128 == 0 { magnitude } else { -magnitude }
+    if code & 128 == 0 {
+        magnitude
+    } else {
+        -magnitude
+    }
 }
 
 impl Fixture {
@@ -50,8 +54,10 @@ impl Fixture {
         // Scales of both signs, biases about minus the middle code times the scale.
         let scales: Vec<f32> = (0..groups).map(|_| r.float() * 0.1).collect();
         let middle = (1 << (bits - 1)) as f32;
-        let biases: Vec<f32> =
-            scales.iter().map(|s| -s * middle * (1.0 + 0.2 * r.float())).collect();
+        let biases: Vec<f32> = scales
+            .iter()
+            .map(|s| -s * middle * (1.0 + 0.2 * r.float()))
+            .collect();
         let (scales, biases) = (Values::new(kind, &scales), Values::new(kind, &biases));
         let bytes: Vec<u8> = (0..groups)
             .map(|_| match mode {
@@ -79,14 +85,25 @@ impl Fixture {
                 }
             })
             .collect();
-        Self { mode, experts, n, k, packed, scales, biases, bytes, values }
+        Self {
+            mode,
+            experts,
+            n,
+            k,
+            packed,
+            scales,
+            biases,
+            bytes,
+            values,
+        }
     }
 
     fn view(&self) -> QuantizedWeight<'_> {
         let scales = match self.mode {
-            Mode::Affine { .. } => {
-                Scales::Affine { scales: self.scales.view(), biases: self.biases.view() }
-            }
+            Mode::Affine { .. } => Scales::Affine {
+                scales: self.scales.view(),
+                biases: self.biases.view(),
+            },
             _ => Scales::Bytes(&self.bytes),
         };
         QuantizedWeight::with_experts(
@@ -160,8 +177,14 @@ fn check_matmul<T: Element>(mode: Mode, m: usize, n: usize, k: usize, kind: usiz
 #[test]
 fn every_mode_and_number_of_rows() {
     for (i, mode) in modes().into_iter().enumerate() {
-        for (m, n, k) in [(1, 37, 256), (2, 5, 384), (3, 33, 128), (4, 9, 640), (5, 31, 128), (33, 65, 256)]
-        {
+        for (m, n, k) in [
+            (1, 37, 256),
+            (2, 5, 384),
+            (3, 33, 128),
+            (4, 9, 640),
+            (5, 31, 128),
+            (33, 65, 256),
+        ] {
             check_matmul::<f32>(mode, m, n, k, i, i as u64);
         }
     }
@@ -169,9 +192,39 @@ fn every_mode_and_number_of_rows() {
 
 #[test]
 fn larger_than_a_task() {
-    check_matmul::<f32>(Mode::Affine { bits: 4, group_size: 32 }, 1, 700, 576, 1, 1);
-    check_matmul::<f32>(Mode::Affine { bits: 4, group_size: 64 }, 150, 100, 4224, 0, 2);
-    check_matmul::<f32>(Mode::Affine { bits: 8, group_size: 32 }, 4, 300, 4608, 2, 3);
+    check_matmul::<f32>(
+        Mode::Affine {
+            bits: 4,
+            group_size: 32,
+        },
+        1,
+        700,
+        576,
+        1,
+        1,
+    );
+    check_matmul::<f32>(
+        Mode::Affine {
+            bits: 4,
+            group_size: 64,
+        },
+        150,
+        100,
+        4224,
+        0,
+        2,
+    );
+    check_matmul::<f32>(
+        Mode::Affine {
+            bits: 8,
+            group_size: 32,
+        },
+        4,
+        300,
+        4608,
+        2,
+        3,
+    );
 }
 
 proptest! {
@@ -246,11 +299,24 @@ proptest! {
 #[test]
 fn tiny_and_huge_values_keep_their_scale() {
     let mut r = Random::new(7);
-    for mode in [Mode::Affine { bits: 4, group_size: 64 }, Mode::Affine { bits: 8, group_size: 32 }] {
+    for mode in [
+        Mode::Affine {
+            bits: 4,
+            group_size: 64,
+        },
+        Mode::Affine {
+            bits: 8,
+            group_size: 32,
+        },
+    ] {
         let fixture = Fixture::new(mode, 1, 9, 128, 0, &mut r);
         for m in [1, 6] {
             for factor in [1e-25f32, 1e-10, 1e10, 1e30] {
-                let x: Vec<f32> = r.floats::<f32>(m * 128).iter().map(|v| v * factor).collect();
+                let x: Vec<f32> = r
+                    .floats::<f32>(m * 128)
+                    .iter()
+                    .map(|v| v * factor)
+                    .collect();
                 at_every_level(|level| {
                     let mut y = vec![f32::NAN; m * 9];
                     quantized_matmul(&mut y, &x, &fixture.view(), Precision::F32).expect("valid");
@@ -264,7 +330,17 @@ fn tiny_and_huge_values_keep_their_scale() {
 #[test]
 fn values_that_are_not_finite_stay_in_their_row() {
     let mut r = Random::new(3);
-    let fixture = Fixture::new(Mode::Affine { bits: 4, group_size: 32 }, 1, 40, 64, 0, &mut r);
+    let fixture = Fixture::new(
+        Mode::Affine {
+            bits: 4,
+            group_size: 32,
+        },
+        1,
+        40,
+        64,
+        0,
+        &mut r,
+    );
     for m in [2, 20] {
         for bad in [f32::NAN, f32::INFINITY] {
             let mut x: Vec<f32> = r.floats(m * 64);
@@ -283,19 +359,58 @@ fn values_that_are_not_finite_stay_in_their_row() {
 
 #[test]
 fn wrong_arguments_are_refused() {
-    let f = Fixture::new(Mode::Affine { bits: 4, group_size: 32 }, 1, 2, 64, 0, &mut Random::new(1));
-    let affine = Scales::Affine { scales: f.scales.view(), biases: f.biases.view() };
-    let new = |mode, n, k, packed: &[u32], scales| {
-        QuantizedWeight::new(mode, n, k, packed, scales).map(|_| ()).unwrap_err()
+    let f = Fixture::new(
+        Mode::Affine {
+            bits: 4,
+            group_size: 32,
+        },
+        1,
+        2,
+        64,
+        0,
+        &mut Random::new(1),
+    );
+    let affine = Scales::Affine {
+        scales: f.scales.view(),
+        biases: f.biases.view(),
     };
-    let error = new(Mode::Affine { bits: 7, group_size: 32 }, 2, 64, &f.packed, affine);
-    assert_eq!(error.to_string(), "quantized weight: bits: expected 2, 3, 4, 5, 6 or 8, found 7");
-    let error = new(Mode::Affine { bits: 4, group_size: 16 }, 2, 64, &f.packed, affine);
+    let new = |mode, n, k, packed: &[u32], scales| {
+        QuantizedWeight::new(mode, n, k, packed, scales)
+            .map(|_| ())
+            .unwrap_err()
+    };
+    let error = new(
+        Mode::Affine {
+            bits: 7,
+            group_size: 32,
+        },
+        2,
+        64,
+        &f.packed,
+        affine,
+    );
+    assert_eq!(
+        error.to_string(),
+        "quantized weight: bits: expected 2, 3, 4, 5, 6 or 8, found 7"
+    );
+    let error = new(
+        Mode::Affine {
+            bits: 4,
+            group_size: 16,
+        },
+        2,
+        64,
+        &f.packed,
+        affine,
+    );
     assert!(matches!(error, KernelError::Argument { .. }));
     let error = new(f.mode, 2, 65, &f.packed, affine);
     assert!(matches!(error, KernelError::Argument { .. }));
     let error = new(f.mode, 2, 64, &f.packed[1..], affine);
-    assert_eq!(error.to_string(), "quantized weight: packed: expected 16 elements, found 15");
+    assert_eq!(
+        error.to_string(),
+        "quantized weight: packed: expected 16 elements, found 15"
+    );
     let error = new(f.mode, usize::MAX / 8, 64, &f.packed, affine);
     assert!(matches!(error, KernelError::Overflow { .. }));
     let error = new(f.mode, 2, 64, &f.packed, Scales::Bytes(&f.bytes));
@@ -303,8 +418,14 @@ fn wrong_arguments_are_refused() {
     let error = new(Mode::Mxfp4, 2, 64, &f.packed, Scales::Bytes(&f.bytes[1..]));
     assert!(matches!(error, KernelError::Length { .. }));
     let other = Values::new(1, &[0.0; 4]);
-    let mixed = Scales::Affine { scales: f.scales.view(), biases: other.view() };
-    assert!(matches!(new(f.mode, 2, 64, &f.packed, mixed), KernelError::Argument { .. }));
+    let mixed = Scales::Affine {
+        scales: f.scales.view(),
+        biases: other.view(),
+    };
+    assert!(matches!(
+        new(f.mode, 2, 64, &f.packed, mixed),
+        KernelError::Argument { .. }
+    ));
 
     let w = f.view();
     let matmul = |y: usize, x: usize| {
@@ -313,7 +434,13 @@ fn wrong_arguments_are_refused() {
     assert!(matmul(2, 63).is_err() && matmul(3, 64).is_err() && matmul(2, 128).is_err());
     assert!(matmul(4, 128).is_ok() && matmul(0, 0).is_ok());
     let gather = |y: usize, x: usize, experts: &[u32]| {
-        gather_quantized_matmul(&mut vec![0f32; y], &vec![0f32; x], experts, &w, Precision::F32)
+        gather_quantized_matmul(
+            &mut vec![0f32; y],
+            &vec![0f32; x],
+            experts,
+            &w,
+            Precision::F32,
+        )
     };
     assert!(gather(2, 64, &[0]).is_ok());
     assert!(gather(2, 64, &[1]).is_err() && gather(2, 64, &[0, 0]).is_err());

@@ -10,7 +10,7 @@
 #include "mlx/ops.h"
 #include "mlx/version.h"
 
-#if MLX_VERSION_NUMERIC >= 32000
+#if MLX_VERSION_NUMERIC >= 32001
 
 namespace mlx::core::detail {
 
@@ -23,6 +23,10 @@ inline void compile_erase(std::uintptr_t fun_id) {
 }
 
 } // namespace mlx::core::detail
+
+#endif
+
+#if MLX_VERSION_NUMERIC >= 32002
 
 namespace mlx::core::fast {
 
@@ -44,7 +48,7 @@ inline array scaled_dot_product_attention(
 
 #endif
 
-#if MLX_VERSION_NUMERIC >= 32004
+#if MLX_VERSION_NUMERIC >= 32003
 
 namespace mlx::core {
 

@@ -53,6 +53,9 @@ unsafe extern "C" fn keep_message(message: *const c_char, data: *mut c_void) {
     }
 }
 
+/// mlx-c passes the pointer on only if it was registered with a function that frees it.
+unsafe extern "C" fn keep_data(_: *mut c_void) {}
+
 /// mlx-c takes messages for printf formats; `csrc/mlxc_error.h` sees that they arrive as they are.
 #[test]
 fn an_error_with_percent_signs_arrives_unchanged() {
@@ -62,7 +65,11 @@ fn an_error_with_percent_signs_arrives_unchanged() {
     // SAFETY: `message` outlives the handler's use; the buffer holds 8 floats, which MLX copies;
     // handles are freed once.
     unsafe {
-        mlx_set_error_handler(Some(keep_message), (&raw mut message).cast(), None);
+        mlx_set_error_handler(
+            Some(keep_message),
+            (&raw mut message).cast(),
+            Some(keep_data),
+        );
         let stream = mlx_default_cpu_stream_new();
         let x = mlx_array_new_data(data.as_ptr().cast(), shape.as_ptr(), 4, MLX_FLOAT32);
         let (none, mut result) = (mlx_array_new(), mlx_array_new());

@@ -26,8 +26,6 @@ use prompt::PromptArgs;
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    #[command(flatten)]
-    prompt: PromptArgs,
     /// The most tokens to generate
     #[arg(long, default_value_t = 256, value_name = "N")]
     max_tokens: usize,
@@ -43,6 +41,9 @@ pub(crate) struct Args {
     /// Print one JSON document in place of the text and statistics
     #[arg(long)]
     json: bool,
+    // Their help headings hold for what follows, so they come last.
+    #[command(flatten)]
+    prompt: PromptArgs,
     #[command(flatten)]
     sampler: SamplerArgs,
 }
@@ -129,7 +130,7 @@ fn generate(session: &Session, request: Request, stream: bool) -> Result<Output>
                 bar.start(ids.len());
                 prompt_tokens = ids;
             }
-            Event::Prefill(progress) => bar.set(progress.processed),
+            Event::Prefill(progress) => bar.set(progress),
             Event::Token { id, text } => {
                 bar.finish();
                 tokens.push(id);

@@ -55,6 +55,10 @@ pub(crate) fn slice_of<T: Element>(array: &Array) -> Result<&[T]> {
         }));
     }
     let bytes = bytes_of(array)?;
+    if bytes.is_empty() {
+        // Their place is not MLX's, and may be aligned to nothing.
+        return Ok(&[]);
+    }
     // SAFETY: the bytes are those of elements of `T` (the dtype was compared), MLX aligns its
     // buffers to 8 bytes at least and offsets are whole elements, and every bit pattern is
     // valid: bools are 0 or 1 wherever an array can come from (see `array_from_bytes`, `view`).

@@ -1,5 +1,6 @@
 //! Convolutions, channels last as MLX has them.
 
+use super::unless_empty;
 use crate::ffi::op;
 use crate::{Array, Error, ErrorKind, Result};
 
@@ -18,14 +19,14 @@ impl Array {
         groups: i32,
     ) -> Result<Array> {
         check_groups(groups)?;
-        op!(mlx_conv1d(
+        unless_empty(op!(mlx_conv1d(
             self.raw(),
             weight.raw(),
             stride,
             padding,
             dilation,
             groups
-        ))
+        )))
     }
 
     /// `self` `[B, H, W, C]` with `weight` `[O, KH, KW, C / groups]`: `[B, H', W', O]`.
@@ -43,7 +44,7 @@ impl Array {
         groups: i32,
     ) -> Result<Array> {
         check_groups(groups)?;
-        op!(mlx_conv2d(
+        unless_empty(op!(mlx_conv2d(
             self.raw(),
             weight.raw(),
             stride.0,
@@ -53,7 +54,7 @@ impl Array {
             dilation.0,
             dilation.1,
             groups,
-        ))
+        )))
     }
 
     /// `self` `[B, D, H, W, C]` with `weight` `[O, KD, KH, KW, C]`: `[B, D', H', W', O]`.
@@ -71,7 +72,7 @@ impl Array {
         groups: i32,
     ) -> Result<Array> {
         check_groups(groups)?;
-        op!(mlx_conv3d(
+        unless_empty(op!(mlx_conv3d(
             self.raw(),
             weight.raw(),
             stride.0,
@@ -84,7 +85,7 @@ impl Array {
             dilation.1,
             dilation.2,
             groups,
-        ))
+        )))
     }
 
     /// The transpose of [`conv1d`](Self::conv1d): `self` `[B, L, C]` with `weight` `[O, K, C]`
@@ -103,7 +104,7 @@ impl Array {
         groups: i32,
     ) -> Result<Array> {
         check_groups(groups)?;
-        op!(mlx_conv_transpose1d(
+        unless_empty(op!(mlx_conv_transpose1d(
             self.raw(),
             weight.raw(),
             stride,
@@ -111,7 +112,7 @@ impl Array {
             dilation,
             output_padding,
             groups,
-        ))
+        )))
     }
 }
 

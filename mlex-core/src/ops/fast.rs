@@ -1,6 +1,7 @@
 //! MLX's fused primitives: norms, rotary embedding, attention.
 
 use super::arithmetic::optional_float;
+use super::unless_empty;
 use crate::ffi::{op, optional};
 use crate::{Array, Result};
 
@@ -124,7 +125,7 @@ impl Array {
             AttentionMask::Causal => (c"causal", None),
             AttentionMask::Array(array) => (c"array", Some(array)),
         };
-        op!(mlx_fast_scaled_dot_product_attention(
+        unless_empty(op!(mlx_fast_scaled_dot_product_attention(
             self.raw(),
             keys.raw(),
             values.raw(),
@@ -132,6 +133,6 @@ impl Array {
             mode.as_ptr(),
             optional(mask),
             optional(sinks),
-        ))
+        )))
     }
 }

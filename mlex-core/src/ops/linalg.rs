@@ -1,6 +1,7 @@
 //! Products.
 
 use super::indices::batch_indices;
+use super::unless_empty;
 use crate::ffi::{VectorHandle, op, optional};
 use crate::{Array, Result};
 
@@ -11,7 +12,7 @@ impl Array {
     /// When the shapes do not fit or a dtype is not floating-point.
     #[track_caller]
     pub fn matmul(&self, other: &Array) -> Result<Array> {
-        op!(mlx_matmul(self.raw(), other.raw()))
+        unless_empty(op!(mlx_matmul(self.raw(), other.raw())))
     }
 
     /// `alpha * (a @ b) + beta * self`.
@@ -20,7 +21,7 @@ impl Array {
     /// As [`matmul`](Self::matmul), and when `self` does not broadcast to the product.
     #[track_caller]
     pub fn addmm(&self, a: &Array, b: &Array, alpha: f32, beta: f32) -> Result<Array> {
-        op!(mlx_addmm(self.raw(), a.raw(), b.raw(), alpha, beta))
+        unless_empty(op!(mlx_addmm(self.raw(), a.raw(), b.raw(), alpha, beta)))
     }
 
     /// Products of matrices picked by index out of the batch dimensions of each side (an
@@ -39,13 +40,13 @@ impl Array {
     ) -> Result<Array> {
         let lhs_indices = lhs_indices.map(|x| batch_indices(x, self)).transpose()?;
         let rhs_indices = rhs_indices.map(|x| batch_indices(x, other)).transpose()?;
-        op!(mlx_gather_mm(
+        unless_empty(op!(mlx_gather_mm(
             self.raw(),
             other.raw(),
             optional(lhs_indices.as_ref()),
             optional(rhs_indices.as_ref()),
             sorted,
-        ))
+        )))
     }
 
     /// The product of every element of one vector with every element of the other.
@@ -64,7 +65,7 @@ impl Array {
     /// When the last dimensions differ.
     #[track_caller]
     pub fn inner(&self, other: &Array) -> Result<Array> {
-        op!(mlx_inner(self.raw(), other.raw()))
+        unless_empty(op!(mlx_inner(self.raw(), other.raw())))
     }
 
     /// The sum of products over `axes` of `self` paired with `other_axes` of `other`: the
@@ -74,14 +75,14 @@ impl Array {
     /// When the paired dimensions differ or there is no such axis.
     #[track_caller]
     pub fn tensordot(&self, other: &Array, axes: &[i32], other_axes: &[i32]) -> Result<Array> {
-        op!(mlx_tensordot(
+        unless_empty(op!(mlx_tensordot(
             self.raw(),
             other.raw(),
             axes.as_ptr(),
             axes.len(),
             other_axes.as_ptr(),
             other_axes.len(),
-        ))
+        )))
     }
 
     /// A product in Einstein's notation, such as `"bhld,bhsd->bhls"`.
@@ -95,6 +96,6 @@ impl Array {
     ) -> Result<Array> {
         let equation = crate::ffi::c_string(equation);
         let vector = VectorHandle::from_arrays(operands);
-        op!(mlx_einsum(equation.as_ptr(), vector.raw()))
+        unless_empty(op!(mlx_einsum(equation.as_ptr(), vector.raw())))
     }
 }

@@ -60,6 +60,17 @@ fn check_shape(shape: &[i32]) -> Result<()> {
     }))
 }
 
+/// The result of an operation whose CPU kernel divides by sizes: one without elements is made
+/// of nothing instead of being computed.
+#[track_caller]
+fn unless_empty(result: Result<Array>) -> Result<Array> {
+    let array = result?;
+    if array.size() == 0 {
+        return Array::zeros(array.shape(), array.dtype());
+    }
+    Ok(array)
+}
+
 /// A scalar that becomes `dtype`; the conversion happens here, not in the graph.
 fn scalar_like(value: f64, dtype: Dtype) -> Result<Array> {
     match dtype {

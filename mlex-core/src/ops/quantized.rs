@@ -7,6 +7,7 @@ use std::str::FromStr;
 use mlex_sys::{mlx_optional_dtype_, mlx_optional_int, mlx_optional_int_};
 
 use super::indices::batch_indices;
+use super::unless_empty;
 use crate::ffi::{op, op_vec, optional};
 use crate::{Array, Dtype, Error, ErrorKind, Result};
 
@@ -213,7 +214,7 @@ impl QuantizedWeight {
     #[track_caller]
     pub fn matmul_oriented(&self, x: &Array, transpose: bool) -> Result<Array> {
         self.layout.check()?;
-        op!(mlx_quantized_matmul(
+        unless_empty(op!(mlx_quantized_matmul(
             x.raw(),
             self.weight.raw(),
             self.scales.raw(),
@@ -222,7 +223,7 @@ impl QuantizedWeight {
             some(self.layout.group_size),
             some(self.layout.bits),
             self.layout.mode.c_name().as_ptr(),
-        ))
+        )))
     }
 
     /// Products of matrices of `x` and weights picked by index out of the batch dimensions,
@@ -244,7 +245,7 @@ impl QuantizedWeight {
         let rhs_indices = rhs_indices
             .map(|i| batch_indices(i, &self.weight))
             .transpose()?;
-        op!(mlx_gather_qmm(
+        unless_empty(op!(mlx_gather_qmm(
             x.raw(),
             self.weight.raw(),
             self.scales.raw(),
@@ -256,6 +257,6 @@ impl QuantizedWeight {
             some(self.layout.bits),
             self.layout.mode.c_name().as_ptr(),
             sorted,
-        ))
+        )))
     }
 }

@@ -1,5 +1,6 @@
 //! Reductions, cumulative operations, softmax, sorting.
 
+use super::unless_empty;
 use crate::ffi::op;
 use crate::{Array, Result};
 
@@ -34,7 +35,7 @@ macro_rules! cumulative {
                 /// When there is no such axis.
                 #[track_caller]
                 pub fn $name(&self, axis: i32, reverse: bool, inclusive: bool) -> Result<Array> {
-                    op!($function(self.raw(), axis, reverse, inclusive))
+                    unless_empty(op!($function(self.raw(), axis, reverse, inclusive)))
                 }
             )*
         }
@@ -178,7 +179,7 @@ impl Array {
     /// When there is no such axis.
     #[track_caller]
     pub fn sort(&self, axis: i32) -> Result<Array> {
-        op!(mlx_sort_axis(self.raw(), axis))
+        unless_empty(op!(mlx_sort_axis(self.raw(), axis)))
     }
 
     /// The indices (uint32) that sort along `axis`, ascending.
@@ -187,7 +188,7 @@ impl Array {
     /// When there is no such axis.
     #[track_caller]
     pub fn argsort(&self, axis: i32) -> Result<Array> {
-        op!(mlx_argsort_axis(self.raw(), axis))
+        unless_empty(op!(mlx_argsort_axis(self.raw(), axis)))
     }
 
     /// The elements along `axis` with element `kth` where sorting would put it: no larger one before it, no smaller one after it.

@@ -207,6 +207,17 @@ impl Array {
         value: &Array,
         mode: &CStr,
     ) -> Result<Array> {
+        // MLX writes to the dimension without a look, and adds up in 32 bits.
+        for (&axis, &(low, high)) in axes.iter().zip(sizes) {
+            let padded = [self.dim(axis)?, low, high].map(i64::from);
+            if padded.iter().sum::<i64>() > i64::from(i32::MAX) {
+                return Err(Error::new(ErrorKind::Argument {
+                    argument: "sizes",
+                    expected: "a dimension that an i32 can count",
+                    found: format!("{low} and {high} beside {}", padded[0]),
+                }));
+            }
+        }
         let (low, high): (Vec<i32>, Vec<i32>) = sizes.iter().copied().unzip();
         op!(mlx_pad(
             self.raw(),

@@ -66,7 +66,10 @@ struct Task<'a, T> {
 impl<T: Element> Task<'_, T> {
     fn lane(&self, lane: usize) -> (usize, usize) {
         let group = self.job.group();
-        (self.kv_head * group + lane % group, self.first + lane / group)
+        (
+            self.kv_head * group + lane % group,
+            self.first + lane / group,
+        )
     }
 
     fn run(&self, buffers: &mut Buffers, out: &Rows<'_, T>) {
@@ -77,16 +80,29 @@ impl<T: Element> Task<'_, T> {
         let panels = lanes.div_ceil(width);
         let [query_buffer, key_buffer, score_buffer, output_buffer] = buffers;
 
-        let (packed, rows) = query_buffer.floats((panels * width + lanes) * d).split_at_mut(panels * width * d);
+        let (packed, rows) = query_buffer
+            .floats((panels * width + lanes) * d)
+            .split_at_mut(panels * width * d);
         for (lane, to) in rows.chunks_exact_mut(d).enumerate().take(lanes) {
             let (head, query) = self.lane(lane);
-            level.dispatch(Widen { from: &job.q.at(self.batch, head, query)[..d], to });
+            level.dispatch(Widen {
+                from: &job.q.at(self.batch, head, query)[..d],
+                to,
+            });
             to.iter_mut().for_each(|x| *x *= job.options.scale);
         }
         for (p, panel) in packed.chunks_exact_mut(width * d).enumerate() {
             let (source, count) = (Source::Dense(&*rows), width.min(lanes - p * width));
             let first = p * width;
-            level.dispatch(FillPanel { source, k: d, first, count, k0: 0, size: d, panel });
+            level.dispatch(FillPanel {
+                source,
+                k: d,
+                first,
+                count,
+                k0: 0,
+                size: d,
+                panel,
+            });
         }
 
         let outputs = &mut output_buffer.floats(panels * width * v)[..panels * width * v];
@@ -109,12 +125,24 @@ impl<T: Element> Task<'_, T> {
             let count = KEYS.min(end - key);
             for i in 0..count {
                 let from = &job.k.at(self.batch, self.kv_head, key + i)[..d];
-                level.dispatch(Widen { from, to: &mut keys[i * d..][..d] });
+                level.dispatch(Widen {
+                    from,
+                    to: &mut keys[i * d..][..d],
+                });
                 let from = &job.v.at(self.batch, self.kv_head, key + i)[..v];
-                level.dispatch(Widen { from, to: &mut values[i * v..][..v] });
+                level.dispatch(Widen {
+                    from,
+                    to: &mut values[i * v..][..v],
+                });
             }
             let to = &mut *transposed;
-            level.dispatch(Transpose { from: keys, rows: count, columns: d, to, to_stride: KEYS });
+            level.dispatch(Transpose {
+                from: keys,
+                rows: count,
+                columns: d,
+                to,
+                to_stride: KEYS,
+            });
             for p in 0..panels {
                 let at = p * width;
                 let used = width.min(lanes - at);
@@ -165,7 +193,13 @@ impl<T: Element> Task<'_, T> {
             let at = p * width;
             let from = &outputs[at * v..][..width * v];
             let to = &mut *row_buffer;
-            level.dispatch(Transpose { from, rows: v, columns: width, to, to_stride: v });
+            level.dispatch(Transpose {
+                from,
+                rows: v,
+                columns: width,
+                to,
+                to_stride: v,
+            });
             for lane in 0..width.min(lanes - at) {
                 let row = &mut row_buffer[lane * v..][..v];
                 let total = total[at + lane];
@@ -173,7 +207,11 @@ impl<T: Element> Task<'_, T> {
                 row.iter_mut().for_each(|x| *x *= factor);
                 let (head, query) = self.lane(at + lane);
                 let to = out.take(job.output_row(self.batch, head, query));
-                level.dispatch(Narrow { from: row, bias: &[], to });
+                level.dispatch(Narrow {
+                    from: row,
+                    bias: &[],
+                    to,
+                });
             }
         }
     }
@@ -221,7 +259,14 @@ impl<T: Element> Task<'_, T> {
             }
         }
         let keys = keys.1;
-        self.level.dispatch(Softmax { scores, keys, largest, total, output, visible });
+        self.level.dispatch(Softmax {
+            scores,
+            keys,
+            largest,
+            total,
+            output,
+            visible,
+        });
     }
 }
 

@@ -46,7 +46,10 @@ pub(super) fn run<T: Element>(job: &Job<'_, T>, out: &Rows<'_, T>) {
                 let queries = &mut queries.floats(rows * d)[..rows * d];
                 for (r, to) in queries.chunks_exact_mut(d).enumerate() {
                     let (query, head) = (r / group, h * group + r % group);
-                    level.dispatch(Widen { from: &job.q.at(b, head, query)[..d], to });
+                    level.dispatch(Widen {
+                        from: &job.q.at(b, head, query)[..d],
+                        to,
+                    });
                     to.iter_mut().for_each(|x| *x *= job.options.scale);
                 }
                 let scores = scores.floats(rows * DECODE_KEYS);
@@ -79,7 +82,11 @@ pub(super) fn run<T: Element>(job: &Job<'_, T>, out: &Rows<'_, T>) {
                 merge(parts.chunks_exact(part), rows, r, &mut sum);
                 let (query, q_head) = (r / group, head % kv_heads * group + r % group);
                 let to = out.take(job.output_row(head / kv_heads, q_head, query));
-                level.dispatch(Narrow { from: &sum, bias: &[], to });
+                level.dispatch(Narrow {
+                    from: &sum,
+                    bias: &[],
+                    to,
+                });
             }
         }
     });
@@ -122,7 +129,10 @@ fn merge<'a>(
     out: &mut [f32],
 ) {
     let v = out.len();
-    let largest = parts.clone().map(|part| part[2 * r]).fold(NO_SCORE, f32::max);
+    let largest = parts
+        .clone()
+        .map(|part| part[2 * r])
+        .fold(NO_SCORE, f32::max);
     out.fill(0.0);
     let mut total = 0.0;
     for part in parts {

@@ -40,16 +40,24 @@ pub struct Heads<'a, T> {
 impl<'a, T> Heads<'a, T> {
     /// `[batch, heads, length, dim]` without gaps.
     pub fn contiguous(data: &'a [T], heads: usize, length: usize, dim: usize) -> Self {
-        Self { data, strides: [heads * length * dim, length * dim, dim] }
+        Self {
+            data,
+            strides: [heads * length * dim, length * dim, dim],
+        }
     }
 
-    fn check(&self, what: &'static str, sizes: [usize; 3], dim: usize) -> Result<()> {
+    pub(crate) fn check(&self, what: &'static str, sizes: [usize; 3], dim: usize) -> Result<()> {
         let needed = end(&self.strides, &sizes, dim).ok_or(KernelError::Overflow { what })?;
-        check(self.data.len() >= needed, what, "all elements in the slice", self.data.len())
+        check(
+            self.data.len() >= needed,
+            what,
+            "all elements in the slice",
+            self.data.len(),
+        )
     }
 
     /// From a vector on.
-    fn at(&self, batch: usize, head: usize, position: usize) -> &'a [T] {
+    pub(crate) fn at(&self, batch: usize, head: usize, position: usize) -> &'a [T] {
         let [b, h, p] = self.strides;
         &self.data[batch * b + head * h + position * p..]
     }
@@ -60,9 +68,12 @@ fn end(strides: &[usize], sizes: &[usize], last: usize) -> Option<usize> {
     if sizes.contains(&0) {
         return Some(0);
     }
-    strides.iter().zip(sizes).try_fold(last, |end, (&stride, &size)| {
-        end.checked_add(stride.checked_mul(size - 1)?)
-    })
+    strides
+        .iter()
+        .zip(sizes)
+        .try_fold(last, |end, (&stride, &size)| {
+            end.checked_add(stride.checked_mul(size - 1)?)
+        })
 }
 
 /// Which keys a query sees. A query that sees none gets zeros.
@@ -141,16 +152,39 @@ pub fn attention<T: Element>(
     shape: AttentionShape,
     options: AttentionOptions<'_>,
 ) -> Result<()> {
-    let AttentionShape { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = shape;
+    let AttentionShape {
+        batch,
+        q_heads,
+        kv_heads,
+        q_len,
+        kv_len,
+        head_dim,
+        value_dim,
+    } = shape;
     let grouped = kv_heads > 0 && q_heads.is_multiple_of(kv_heads);
-    check(grouped, "attention: q_heads", "a multiple of kv_heads", q_heads)?;
+    check(
+        grouped,
+        "attention: q_heads",
+        "a multiple of kv_heads",
+        q_heads,
+    )?;
     for dim in [head_dim, value_dim] {
         let fits = dim > 0 && dim.is_multiple_of(16) && dim <= 1024;
-        check(fits, "attention: head size", "a multiple of 16 up to 1024", dim)?;
+        check(
+            fits,
+            "attention: head size",
+            "a multiple of 16 up to 1024",
+            dim,
+        )?;
     }
     // Positions are compared in f32.
     let limit = 1 << 24;
-    check(q_len < limit && kv_len < limit, "attention: length", "below 2^24", q_len.max(kv_len))?;
+    check(
+        q_len < limit && kv_len < limit,
+        "attention: length",
+        "below 2^24",
+        q_len.max(kv_len),
+    )?;
     q.check("attention: q", [batch, q_heads, q_len], head_dim)?;
     k.check("attention: k", [batch, kv_heads, kv_len], head_dim)?;
     v.check("attention: v", [batch, kv_heads, kv_len], value_dim)?;
@@ -165,9 +199,16 @@ pub fn attention<T: Element>(
         Mask::None | Mask::Causal { .. } => None,
     };
     if let Some((length, strides)) = masked {
-        let needed = end(&strides, &[batch, q_heads, q_len, kv_len], 1)
-            .ok_or(KernelError::Overflow { what: "attention: mask" })?;
-        check(length >= needed, "attention: mask", "all elements in the slice", length)?;
+        let needed =
+            end(&strides, &[batch, q_heads, q_len, kv_len], 1).ok_or(KernelError::Overflow {
+                what: "attention: mask",
+            })?;
+        check(
+            length >= needed,
+            "attention: mask",
+            "all elements in the slice",
+            length,
+        )?;
     }
     if out.is_empty() {
         return Ok(());
@@ -176,7 +217,13 @@ pub fn attention<T: Element>(
         out.fill(T::from_f32(0.0));
         return Ok(());
     }
-    let job = Job { shape, q, k, v, options };
+    let job = Job {
+        shape,
+        q,
+        k,
+        v,
+        options,
+    };
     let rows = Rows::new(out, value_dim);
     if q_heads / kv_heads * q_len <= DECODE_ROWS {
         decode::run(&job, &rows);

@@ -32,7 +32,11 @@ impl<'a> Linear<'a> {
         bias: Option<Floats<'a>>,
     ) -> Result<Self> {
         let weight = weight.into();
-        check_len("linear: weight", product("linear: weight", &[n, k])?, weight.len())?;
+        check_len(
+            "linear: weight",
+            product("linear: weight", &[n, k])?,
+            weight.len(),
+        )?;
         if let Some(bias) = &bias {
             check_len("linear: bias", n, bias.len())?;
         }
@@ -56,8 +60,9 @@ pub fn linear<T: Element>(
     if y.is_empty() {
         return Ok(());
     }
-    let bias: Vec<f32> =
-        w.bias.map_or_else(Vec::new, |bias| (0..w.n).map(|i| bias.get(i)).collect());
+    let bias: Vec<f32> = w
+        .bias
+        .map_or_else(Vec::new, |bias| (0..w.n).map(|i| bias.get(i)).collect());
     if w.k == 0 {
         for row in y.chunks_exact_mut(w.n) {
             for (i, y) in row.iter_mut().enumerate() {
@@ -66,7 +71,10 @@ pub fn linear<T: Element>(
         }
         return Ok(());
     }
-    let block = Block { rows: 0..rows, expert: 0 };
+    let block = Block {
+        rows: 0..rows,
+        expert: 0,
+    };
     let level = Level::current();
     #[cfg(target_arch = "x86_64")]
     if let Floats::Bf16(weight) = w.weight
@@ -104,7 +112,10 @@ fn run<T: Element, W: Vector>(
         return;
     }
     let tile_columns = few_columns(k * size_of::<W>(), n);
-    let row_block = RowBlock { rows: block.rows, tile_columns };
+    let row_block = RowBlock {
+        rows: block.rows,
+        tile_columns,
+    };
     scratch::with(0, |[wide, ..]| {
         let wide = &mut wide.floats(x.len())[..x.len()];
         level.dispatch(Widen { from: x, to: wide });
@@ -113,7 +124,16 @@ fn run<T: Element, W: Vector>(
             few(level, tile, bias, |rows, first, count, out, stride| {
                 let x = &wide[rows.start * k..rows.end * k];
                 let rows = rows.len();
-                level.dispatch(DenseRows { w: weight, x, k, rows, first, count, out, stride });
+                level.dispatch(DenseRows {
+                    w: weight,
+                    x,
+                    k,
+                    rows,
+                    first,
+                    count,
+                    out,
+                    stride,
+                });
             });
         });
     });

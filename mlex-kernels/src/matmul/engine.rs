@@ -61,7 +61,13 @@ impl<F> F32Engine<F> {
     /// `source` gives the weights of an expert.
     pub(super) fn new(level: Level, k: usize, source: F) -> Self {
         let (rows, columns) = level.dispatch(Shape);
-        Self { level, k, rows, columns, source }
+        Self {
+            level,
+            k,
+            rows,
+            columns,
+            source,
+        }
     }
 
     fn chunk(&self, chunk: usize) -> (usize, usize) {
@@ -105,7 +111,15 @@ impl<'a, T: Vector, F: Fn(usize) -> Source<'a, T> + Sync> Engine for F32Engine<F
     ) {
         let (k0, size) = self.chunk(chunk);
         let source = (self.source)(expert);
-        self.level.dispatch(FillPanel { source, k: self.k, first, count, k0, size, panel });
+        self.level.dispatch(FillPanel {
+            source,
+            k: self.k,
+            first,
+            count,
+            k0,
+            size,
+            panel,
+        });
     }
     fn multiply(&self, rows: usize, tile: &[f32], panel: &[f32], chunk: usize, c: &mut [f32]) {
         let (k0, size) = self.chunk(chunk);
@@ -146,7 +160,12 @@ mod x86 {
         /// `source` gives the weights of an expert, all of the kind of `like`.
         pub(in crate::matmul) fn new(like: &Weights<'_>, digits: usize, source: F) -> Self {
             let groups = like.groups().next_multiple_of(16);
-            Self { tile: dot::Tile::new(like, digits), k: like.k, groups, source }
+            Self {
+                tile: dot::Tile::new(like, digits),
+                k: like.k,
+                groups,
+                source,
+            }
         }
 
         fn factors(&self) -> usize {
@@ -185,7 +204,11 @@ mod x86 {
             let (factors, digits) = tile.split_at(self.factors());
             let (scales, rest) = panel.split_at(self.panel_factors());
             let (biases, bytes) = rest.split_at(self.panel_factors());
-            let panel = dot::Panel { bytes: as_bytes(bytes), scales, biases };
+            let panel = dot::Panel {
+                bytes: as_bytes(bytes),
+                scales,
+                biases,
+            };
             dot::multiply(&self.tile, rows, as_bytes(digits), factors, &panel, c);
         }
     }
@@ -221,7 +244,13 @@ mod x86 {
             true
         }
         fn fill_panel(&self, expert: usize, first: usize, count: usize, _: usize, to: &mut [f32]) {
-            pairs::fill_panel((self.source)(expert), self.k, first, count, as_bytes_mut(to));
+            pairs::fill_panel(
+                (self.source)(expert),
+                self.k,
+                first,
+                count,
+                as_bytes_mut(to),
+            );
         }
         fn multiply(&self, rows: usize, tile: &[f32], panel: &[f32], _: usize, c: &mut [f32]) {
             pairs::multiply(self.k, rows, as_bytes(tile), as_bytes(panel), c);

@@ -54,7 +54,10 @@ fn is_few(block: &Block) -> bool {
 fn few_columns(row_bytes: usize, n: usize) -> usize {
     let by_size = (FEW_ROWS_TASK / row_bytes.max(1)).max(8);
     let by_threads = n.div_ceil(4 * threads());
-    by_size.min(by_threads).next_multiple_of(8).clamp(8, MAX_FEW_COLUMNS)
+    by_size
+        .min(by_threads)
+        .next_multiple_of(8)
+        .clamp(8, MAX_FEW_COLUMNS)
 }
 
 /// Writes a tile of few rows: `product(rows, first column, count, out, stride)` computes it.
@@ -67,15 +70,26 @@ fn few<T: Element>(
     let mut out = [0.0; MAX_ROWS * MAX_FEW_COLUMNS];
     let (row, column, columns) = (tile.row, tile.column, tile.columns);
     product(row..row + tile.rows, column, columns, &mut out, columns);
-    let bias = if bias.is_empty() { bias } else { &bias[column..column + columns] };
+    let bias = if bias.is_empty() {
+        bias
+    } else {
+        &bias[column..column + columns]
+    };
     for (i, from) in out.chunks_exact(columns).enumerate().take(tile.rows) {
-        level.dispatch(Narrow { from, bias, to: tile.row_mut(i) });
+        level.dispatch(Narrow {
+            from,
+            bias,
+            to: tile.row_mut(i),
+        });
     }
 }
 
 /// Multiplies the blocks, all of them of many rows, with an engine. False (and `y` is
 /// undefined) if the engine cannot take the values of `x`.
-#[allow(clippy::too_many_arguments, reason = "two matrices, their sizes, and how")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "two matrices, their sizes, and how"
+)]
 fn many<T: Element>(
     level: Level,
     engine: &impl Engine,
@@ -95,7 +109,13 @@ fn many<T: Element>(
         let size = block.rows.len().div_ceil(wanted).clamp(64, MAX_BLOCK_ROWS);
         let count = block.rows.len().div_ceil(size);
         for rows in even(block.rows.clone(), count) {
-            pieces.push((Block { rows: rows.clone(), expert: block.expert }, tiles.len()));
+            pieces.push((
+                Block {
+                    rows: rows.clone(),
+                    expert: block.expert,
+                },
+                tiles.len(),
+            ));
             let count = rows.len().div_ceil(engine.rows());
             tiles.extend(even(rows, count));
         }
@@ -109,7 +129,10 @@ fn many<T: Element>(
             scratch::with(1, |[wide, ..]| {
                 let size = rows.len() * k;
                 let wide = &mut wide.floats(size)[..size];
-                level.dispatch(Widen { from: &x[rows.start * k..rows.end * k], to: wide });
+                level.dispatch(Widen {
+                    from: &x[rows.start * k..rows.end * k],
+                    to: wide,
+                });
                 if !engine.write_tile(wide, chunk) {
                     fits.store(false, Ordering::Relaxed);
                 }
@@ -122,7 +145,10 @@ fn many<T: Element>(
         let columns = engine.columns();
         let row_blocks: Vec<_> = pieces
             .iter()
-            .map(|(block, _)| RowBlock { rows: block.rows.clone(), tile_columns: columns })
+            .map(|(block, _)| RowBlock {
+                rows: block.rows.clone(),
+                tile_columns: columns,
+            })
             .collect();
         parallel_blocks(y, n, &row_blocks, |mut tile| {
             let (block, first_tile) = &pieces[tile.plane];
@@ -143,9 +169,17 @@ fn many<T: Element>(
                     }
                 }
                 let (first, width) = (tile.column, tile.columns);
-                let bias = if bias.is_empty() { bias } else { &bias[first..first + width] };
+                let bias = if bias.is_empty() {
+                    bias
+                } else {
+                    &bias[first..first + width]
+                };
                 for (i, from) in c.chunks_exact(columns).enumerate().take(tile.rows) {
-                    level.dispatch(Narrow { from, bias, to: tile.row_mut(i) });
+                    level.dispatch(Narrow {
+                        from,
+                        bias,
+                        to: tile.row_mut(i),
+                    });
                 }
             });
         });

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use super::engine::F32Engine;
 #[cfg(target_arch = "x86_64")]
 use super::engine::DotEngine;
+use super::engine::F32Engine;
 use super::{Block, Precision, few, few_columns, is_few, many};
 use crate::error::{check, check_len, product};
 use crate::simd::rows::{QuantizedRows, Source, Widen};
@@ -111,10 +111,20 @@ impl<'a> QuantizedWeight<'a> {
             let known = matches!(bits, 2 | 3 | 4 | 5 | 6 | 8);
             check(known, "quantized weight: bits", "2, 3, 4, 5, 6 or 8", bits)?;
             let known = matches!(group_size, 32 | 64 | 128);
-            check(known, "quantized weight: group size", "32, 64 or 128", group_size)?;
+            check(
+                known,
+                "quantized weight: group size",
+                "32, 64 or 128",
+                group_size,
+            )?;
         }
         let group = mode.group_size();
-        check(k.is_multiple_of(group), "quantized weight: k", "whole groups", k)?;
+        check(
+            k.is_multiple_of(group),
+            "quantized weight: k",
+            "whole groups",
+            k,
+        )?;
         let bits = product("quantized weight", &[experts, n, k, mode.bits()])?;
         check_len("quantized weight: packed", bits / 32, packed.len())?;
         let groups = product("quantized weight", &[experts, n, k / group])?;
@@ -123,7 +133,12 @@ impl<'a> QuantizedWeight<'a> {
                 check_len("quantized weight: scales", groups, scales.len())?;
                 check_len("quantized weight: biases", groups, biases.len())?;
                 let same = std::mem::discriminant(&scales) == std::mem::discriminant(&biases);
-                check(same, "quantized weight: biases", "the type of the scales", "another")?;
+                check(
+                    same,
+                    "quantized weight: biases",
+                    "the type of the scales",
+                    "another",
+                )?;
             }
             (Mode::Mxfp4 | Mode::Mxfp8 | Mode::Nvfp4, Scales::Bytes(scales)) => {
                 check_len("quantized weight: scales", groups, scales.len())?;
@@ -136,7 +151,14 @@ impl<'a> QuantizedWeight<'a> {
                 });
             }
         }
-        Ok(Self { mode, experts, n, k, packed, scales })
+        Ok(Self {
+            mode,
+            experts,
+            n,
+            k,
+            packed,
+            scales,
+        })
     }
 
     /// How it is quantized.
@@ -191,8 +213,11 @@ impl<'a> QuantizedWeight<'a> {
                 (scales, kind, Some(slice(biases).0))
             }
             Scales::Bytes(scales) => {
-                let kind =
-                    if self.mode == Mode::Nvfp4 { ScaleType::E4m3 } else { ScaleType::E8m0 };
+                let kind = if self.mode == Mode::Nvfp4 {
+                    ScaleType::E4m3
+                } else {
+                    ScaleType::E8m0
+                };
                 (&scales[rows.start * groups..rows.end * groups], kind, None)
             }
         };
@@ -226,9 +251,21 @@ pub fn quantized_matmul<T: Element>(
     w: &QuantizedWeight<'_>,
     precision: Precision,
 ) -> Result<()> {
-    check(w.experts == 1, "quantized_matmul: w", "one expert", w.experts)?;
+    check(
+        w.experts == 1,
+        "quantized_matmul: w",
+        "one expert",
+        w.experts,
+    )?;
     let rows = rows_of("quantized_matmul: x", x.len(), w.k, y.len(), w.n)?;
-    let blocks = if rows == 0 { vec![] } else { vec![Block { rows: 0..rows, expert: 0 }] };
+    let blocks = if rows == 0 {
+        vec![]
+    } else {
+        vec![Block {
+            rows: 0..rows,
+            expert: 0,
+        }]
+    };
     run(y, x, w, precision, &blocks);
     Ok(())
 }
@@ -250,10 +287,23 @@ pub fn gather_quantized_matmul<T: Element>(
 ) -> Result<()> {
     const WHAT: &str = "gather_quantized_matmul";
     let rows = experts.len();
-    check_len("gather_quantized_matmul: x", product(WHAT, &[rows, w.k])?, x.len())?;
-    check_len("gather_quantized_matmul: y", product(WHAT, &[rows, w.n])?, y.len())?;
+    check_len(
+        "gather_quantized_matmul: x",
+        product(WHAT, &[rows, w.k])?,
+        x.len(),
+    )?;
+    check_len(
+        "gather_quantized_matmul: y",
+        product(WHAT, &[rows, w.n])?,
+        y.len(),
+    )?;
     if let Some(&expert) = experts.iter().find(|&&expert| expert as usize >= w.experts) {
-        check(false, "gather_quantized_matmul: experts", "an expert of w", expert)?;
+        check(
+            false,
+            "gather_quantized_matmul: experts",
+            "an expert of w",
+            expert,
+        )?;
     }
     if experts.is_sorted() {
         run(y, x, w, precision, &blocks_of(experts.iter().copied()));
@@ -262,7 +312,11 @@ pub fn gather_quantized_matmul<T: Element>(
     let mut order: Vec<usize> = (0..rows).collect();
     order.sort_by_key(|&row| experts[row]);
     let blocks = blocks_of(order.iter().map(|&row| experts[row]));
-    let sorted: Vec<T> = order.iter().flat_map(|&row| &x[row * w.k..][..w.k]).copied().collect();
+    let sorted: Vec<T> = order
+        .iter()
+        .flat_map(|&row| &x[row * w.k..][..w.k])
+        .copied()
+        .collect();
     let mut out = vec![T::from_f32(0.0); y.len()];
     run(&mut out, &sorted, w, precision, &blocks);
     for (i, &row) in order.iter().enumerate() {
@@ -278,20 +332,17 @@ fn blocks_of(experts: impl Iterator<Item = u32>) -> Vec<Block> {
         let expert = expert as usize;
         match blocks.last_mut() {
             Some(last) if last.expert == expert => last.rows.end = row + 1,
-            _ => blocks.push(Block { rows: row..row + 1, expert }),
+            _ => blocks.push(Block {
+                rows: row..row + 1,
+                expert,
+            }),
         }
     }
     blocks
 }
 
 /// The number of rows of `x`, when `y` has as many.
-pub(super) fn rows_of(
-    what: &'static str,
-    x: usize,
-    k: usize,
-    y: usize,
-    n: usize,
-) -> Result<usize> {
+pub(super) fn rows_of(what: &'static str, x: usize, k: usize, y: usize, n: usize) -> Result<usize> {
     // With no columns on one side the other tells the number of rows.
     let rows = match (x.checked_div(k), y.checked_div(n)) {
         (Some(rows), _) => rows,
@@ -343,8 +394,13 @@ fn run_few<T: Element>(
     let like = w.weights(0);
     let bytes = like.row_bytes() + like.groups() * like.scale_type.size() * 2;
     let tile_columns = few_columns(bytes, w.n);
-    let row_blocks: Vec<_> =
-        blocks.iter().map(|b| RowBlock { rows: b.rows.clone(), tile_columns }).collect();
+    let row_blocks: Vec<_> = blocks
+        .iter()
+        .map(|b| RowBlock {
+            rows: b.rows.clone(),
+            tile_columns,
+        })
+        .collect();
     // The rows of all blocks, one after another, in f32.
     let starts: Vec<usize> = blocks
         .iter()
@@ -360,7 +416,10 @@ fn run_few<T: Element>(
             let wide = &mut wide.floats(rows * w.k)[..rows * w.k];
             for (b, start) in blocks.iter().zip(&starts) {
                 let to = &mut wide[start * w.k..][..b.rows.len() * w.k];
-                level.dispatch(Widen { from: &x[b.rows.start * w.k..b.rows.end * w.k], to });
+                level.dispatch(Widen {
+                    from: &x[b.rows.start * w.k..b.rows.end * w.k],
+                    to,
+                });
             }
             &*wide
         };
@@ -429,7 +488,8 @@ fn run_many<T: Element>(
     #[cfg(not(target_arch = "x86_64"))]
     let _ = precision;
     let experts: Vec<_> = (0..w.experts).map(|expert| w.weights(expert)).collect();
-    let engine =
-        F32Engine::new(level, w.k, |expert: usize| Source::<f32>::Quantized(&experts[expert]));
+    let engine = F32Engine::new(level, w.k, |expert: usize| {
+        Source::<f32>::Quantized(&experts[expert])
+    });
     many(level, &engine, x, y, w.k, w.n, &[], blocks);
 }

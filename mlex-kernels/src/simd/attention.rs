@@ -20,7 +20,13 @@ impl Kernel for Transpose<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Transpose { from, rows, columns, to, to_stride } = self;
+        let Transpose {
+            from,
+            rows,
+            columns,
+            to,
+            to_stride,
+        } = self;
         assert!(from.len() >= rows * columns && to_stride >= rows);
         assert!(columns == 0 || to.len() >= (columns - 1) * to_stride + rows);
         let whole = (rows - rows % S::LANES, columns - columns % S::LANES);
@@ -62,7 +68,14 @@ impl Kernel for Softmax<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let width = 2 * S::LANES;
-        let Softmax { scores, keys, largest, total, output, visible } = self;
+        let Softmax {
+            scores,
+            keys,
+            largest,
+            total,
+            output,
+            visible,
+        } = self;
         assert!(scores.len() >= keys * width && largest.len() >= width && total.len() >= width);
         assert!(visible.is_none_or(|(first, last)| first.len() >= width && last.len() >= width));
         assert!(output.len().is_multiple_of(width));

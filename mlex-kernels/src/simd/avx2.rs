@@ -54,12 +54,19 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn load_bf16(self, from: *const u16) -> Self::F {
         // SAFETY: the caller's promise on the pointer; `self` is proof of the instructions.
-        unsafe { let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast())); _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide)) }
+        unsafe {
+            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+        }
     }
     #[inline(always)]
     unsafe fn store_bf16(self, to: *mut u16, value: Self::F) {
         // SAFETY: the caller's promise on the pointer; `self` is proof of the instructions.
-        unsafe { let bits = round_bf16(value); let packed = _mm256_permute4x64_epi64::<0x08>(_mm256_packus_epi32(bits, bits)); _mm_storeu_si128(to.cast(), _mm256_castsi256_si128(packed)) }
+        unsafe {
+            let bits = round_bf16(value);
+            let packed = _mm256_permute4x64_epi64::<0x08>(_mm256_packus_epi32(bits, bits));
+            _mm_storeu_si128(to.cast(), _mm256_castsi256_si128(packed))
+        }
     }
     #[inline(always)]
     unsafe fn load_u8(self, from: *const u8) -> Self::F {
@@ -67,9 +74,24 @@ impl Simd for Avx2 {
         unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()))) }
     }
     #[inline(always)]
-    unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
+    unsafe fn transpose(
+        self,
+        from: *const f32,
+        from_stride: usize,
+        to: *mut f32,
+        to_stride: usize,
+    ) {
         // SAFETY: the caller's promise on the pointer; `self` is proof of the instructions.
-        unsafe { let mut rows = [_mm256_setzero_ps(); 8]; for (i, row) in rows.iter_mut().enumerate() { *row = _mm256_loadu_ps(from.add(i * from_stride)); } let rows = transpose8(rows); for (i, row) in rows.into_iter().enumerate() { _mm256_storeu_ps(to.add(i * to_stride), row); } }
+        unsafe {
+            let mut rows = [_mm256_setzero_ps(); 8];
+            for (i, row) in rows.iter_mut().enumerate() {
+                *row = _mm256_loadu_ps(from.add(i * from_stride));
+            }
+            let rows = transpose8(rows);
+            for (i, row) in rows.into_iter().enumerate() {
+                _mm256_storeu_ps(to.add(i * to_stride), row);
+            }
+        }
     }
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F {
@@ -129,17 +151,28 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn scale(self, a: Self::F, n: Self::F) -> Self::F {
         // SAFETY: `self` is proof of the instructions.
-        unsafe { let power = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)); _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32::<23>(power))) }
+        unsafe {
+            let power = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+            _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32::<23>(power)))
+        }
     }
     #[inline(always)]
     fn sum(self, a: Self::F) -> f32 {
         // SAFETY: `self` is proof of the instructions.
-        unsafe { let half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a)); let pair = _mm_add_ps(half, _mm_movehl_ps(half, half)); _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair))) }
+        unsafe {
+            let half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let pair = _mm_add_ps(half, _mm_movehl_ps(half, half));
+            _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)))
+        }
     }
     #[inline(always)]
     fn largest(self, a: Self::F) -> f32 {
         // SAFETY: `self` is proof of the instructions.
-        unsafe { let half = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a)); let pair = _mm_max_ps(half, _mm_movehl_ps(half, half)); _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair))) }
+        unsafe {
+            let half = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let pair = _mm_max_ps(half, _mm_movehl_ps(half, half));
+            _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)))
+        }
     }
 }
 

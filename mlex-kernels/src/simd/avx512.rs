@@ -54,7 +54,10 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn load_bf16(self, from: *const u16) -> Self::F {
         // SAFETY: the caller's promise on the pointer; `self` is proof of the instructions.
-        unsafe { let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast())); _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide)) }
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        }
     }
     #[inline(always)]
     unsafe fn store_bf16(self, to: *mut u16, value: Self::F) {
@@ -67,9 +70,24 @@ impl Simd for Avx512 {
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()))) }
     }
     #[inline(always)]
-    unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
+    unsafe fn transpose(
+        self,
+        from: *const f32,
+        from_stride: usize,
+        to: *mut f32,
+        to_stride: usize,
+    ) {
         // SAFETY: the caller's promise on the pointer; `self` is proof of the instructions.
-        unsafe { let mut rows = [_mm512_setzero_ps(); 16]; for (i, row) in rows.iter_mut().enumerate() { *row = _mm512_loadu_ps(from.add(i * from_stride)); } let rows = transpose16(rows); for (i, row) in rows.into_iter().enumerate() { _mm512_storeu_ps(to.add(i * to_stride), row); } }
+        unsafe {
+            let mut rows = [_mm512_setzero_ps(); 16];
+            for (i, row) in rows.iter_mut().enumerate() {
+                *row = _mm512_loadu_ps(from.add(i * from_stride));
+            }
+            let rows = transpose16(rows);
+            for (i, row) in rows.into_iter().enumerate() {
+                _mm512_storeu_ps(to.add(i * to_stride), row);
+            }
+        }
     }
     #[inline(always)]
     unsafe fn sum_rows(self, from: *const f32) -> Self::F {

@@ -22,7 +22,16 @@ impl Kernel for Panel<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Panel { k, rows, a, a_stride, b, c, c_stride, accumulate } = self;
+        let Panel {
+            k,
+            rows,
+            a,
+            a_stride,
+            b,
+            c,
+            c_stride,
+            accumulate,
+        } = self;
         let width = 2 * S::LANES;
         if rows == 0 {
             return;
@@ -84,7 +93,11 @@ unsafe fn tile<S: Simd, const R: usize>(
             // SAFETY: row `i` of `c` has two vectors.
             unsafe {
                 let to = c.add(i * c_stride + j * S::LANES);
-                let value = if accumulate { s.add(s.load(to), value) } else { value };
+                let value = if accumulate {
+                    s.add(s.load(to), value)
+                } else {
+                    value
+                };
                 s.store(to, value);
             }
         }

@@ -20,6 +20,7 @@ mod portable;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod dot;
+pub(crate) mod elementwise;
 pub(crate) mod gemm;
 pub(crate) mod math;
 #[cfg(target_arch = "x86_64")]
@@ -283,11 +284,7 @@ impl Level {
                 use std::arch::is_x86_feature_detected as has;
                 if has!("avx2") && has!("fma") && has!("f16c") {
                     levels.push(Level::Avx2);
-                    if has!("avx512f")
-                        && has!("avx512bw")
-                        && has!("avx512vl")
-                        && has!("avx512dq")
-                    {
+                    if has!("avx512f") && has!("avx512bw") && has!("avx512vl") && has!("avx512dq") {
                         levels.push(Level::Avx512);
                         if has!("avx512vnni") && has!("avx512vbmi") && has!("avx512bf16") {
                             levels.push(Level::Avx512Dot);
@@ -302,7 +299,9 @@ impl Level {
     /// The level that kernels called on this thread use: the best, unless inside of
     /// [`Level::with`].
     pub fn current() -> Level {
-        FORCED.get().unwrap_or_else(|| Self::available()[Self::available().len() - 1])
+        FORCED
+            .get()
+            .unwrap_or_else(|| Self::available()[Self::available().len() - 1])
     }
 
     /// Runs `body` with this level in place of the best on this thread; for tests and
@@ -329,9 +328,7 @@ impl Level {
             // SAFETY: a `Level` other than `Portable` only comes from `available` (`with`
             // and `current` give no other to kernels), which looked for the instructions.
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 | Level::Avx512Dot => {
-                unsafe { avx512::Avx512::new() }.vectorize(kernel)
-            }
+            Level::Avx512 | Level::Avx512Dot => unsafe { avx512::Avx512::new() }.vectorize(kernel),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Level::Avx2 => unsafe { avx2::Avx2::new() }.vectorize(kernel),

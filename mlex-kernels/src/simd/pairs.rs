@@ -65,7 +65,11 @@ unsafe fn fill(w: &[bf16], k: usize, first: usize, count: usize, to: &mut [u8]) 
     for half in 0..2 {
         for at in (0..k).step_by(32) {
             let left = (k - at).min(32);
-            let mask = if left == 32 { u32::MAX } else { (1 << left) - 1 };
+            let mask = if left == 32 {
+                u32::MAX
+            } else {
+                (1 << left) - 1
+            };
             let mut rows = [_mm512_setzero_ps(); 16];
             for (i, row) in rows.iter_mut().enumerate() {
                 if half * 16 + i >= count {
@@ -120,8 +124,7 @@ unsafe fn run<const R: usize>(pairs: usize, tile: &[u8], panel: &[u8], c: &mut [
             let w0: __m512bh = std::mem::transmute(_mm512_loadu_si512(w.cast()));
             let w1: __m512bh = std::mem::transmute(_mm512_loadu_si512(w.add(64).cast()));
             for (i, acc) in acc.iter_mut().enumerate() {
-                let x: __m512bh =
-                    std::mem::transmute(_mm512_set1_epi32(x.add(i).read_unaligned()));
+                let x: __m512bh = std::mem::transmute(_mm512_set1_epi32(x.add(i).read_unaligned()));
                 acc[0] = _mm512_dpbf16_ps(acc[0], w0, x);
                 acc[1] = _mm512_dpbf16_ps(acc[1], w1, x);
             }

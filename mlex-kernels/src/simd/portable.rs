@@ -51,7 +51,8 @@ impl Simd for Portable {
     unsafe fn store_f16(self, to: *mut u16, value: Self::F) {
         // SAFETY: the caller's promise.
         unsafe {
-            to.cast::<[u16; N]>().write_unaligned(value.map(|v| f16::from_f32(v).to_bits()));
+            to.cast::<[u16; N]>()
+                .write_unaligned(value.map(|v| f16::from_f32(v).to_bits()));
         }
     }
     #[inline(always)]
@@ -64,7 +65,8 @@ impl Simd for Portable {
     unsafe fn store_bf16(self, to: *mut u16, value: Self::F) {
         // SAFETY: the caller's promise.
         unsafe {
-            to.cast::<[u16; N]>().write_unaligned(value.map(|v| bf16::from_f32(v).to_bits()));
+            to.cast::<[u16; N]>()
+                .write_unaligned(value.map(|v| bf16::from_f32(v).to_bits()));
         }
     }
     #[inline(always)]
@@ -123,7 +125,9 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn scale(self, a: Self::F, n: Self::F) -> Self::F {
-        map2(a, n, |a, n| a * f32::from_bits(((n as i32 + 127) as u32) << 23))
+        map2(a, n, |a, n| {
+            a * f32::from_bits(((n as i32 + 127) as u32) << 23)
+        })
     }
     #[inline(always)]
     fn sum(self, a: Self::F) -> f32 {
@@ -131,6 +135,7 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn largest(self, a: Self::F) -> f32 {
-        a.iter().fold(f32::NEG_INFINITY, |m, &v| if v > m { v } else { m })
+        a.iter()
+            .fold(f32::NEG_INFINITY, |m, &v| if v > m { v } else { m })
     }
 }

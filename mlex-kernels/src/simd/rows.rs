@@ -39,7 +39,16 @@ impl Kernel for QuantizedRows<'_> {
 
 #[inline(always)]
 fn quantized_rows<S: Simd, const M: usize>(s: S, job: QuantizedRows<'_>) {
-    let QuantizedRows { w, x, sums, first, count, out, stride, .. } = job;
+    let QuantizedRows {
+        w,
+        x,
+        sums,
+        first,
+        count,
+        out,
+        stride,
+        ..
+    } = job;
     let (row_bytes, groups, k) = (w.row_bytes(), w.groups(), w.k);
     assert!(w.holds(first + count) && x.len() >= M * k && sums.len() >= M * groups);
     assert!(w.group.is_multiple_of(S::LANES));
@@ -120,11 +129,17 @@ impl<T: Vector> Kernel for DenseRows<'_, T> {
 }
 
 #[inline(always)]
-fn dense_rows<S: Simd, T: Vector, const M: usize, const R: usize>(
-    s: S,
-    job: DenseRows<'_, T>,
-) {
-    let DenseRows { w, x, k, first, count, out, stride, .. } = job;
+fn dense_rows<S: Simd, T: Vector, const M: usize, const R: usize>(s: S, job: DenseRows<'_, T>) {
+    let DenseRows {
+        w,
+        x,
+        k,
+        first,
+        count,
+        out,
+        stride,
+        ..
+    } = job;
     assert!(w.len() >= (first + count) * k && x.len() >= M * k);
     // Bytes ahead that the next weights are asked for; rows follow each other in memory.
     let mut n = 0;
@@ -145,8 +160,8 @@ fn dense_rows<S: Simd, T: Vector, const M: usize, const R: usize>(
                     let from = w.as_ptr().add(row(r) + i);
                     prefetch(from.wrapping_byte_add(3072));
                     let w = T::load(s, from);
-                    for m in 0..M {
-                        acc[m] = s.fma(xs[m], w, acc[m]);
+                    for (acc, &x) in acc.iter_mut().zip(&xs) {
+                        *acc = s.fma(x, w, *acc);
                     }
                 }
             }
@@ -209,7 +224,15 @@ impl<T: Vector> Kernel for FillPanel<'_, T> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let FillPanel { source, k, first, count, k0, size, panel } = self;
+        let FillPanel {
+            source,
+            k,
+            first,
+            count,
+            k0,
+            size,
+            panel,
+        } = self;
         let width = 2 * S::LANES;
         assert!(count <= width && panel.len() >= size * width && k0 + size <= k);
         let mut rows = [[0.0f32; PIECE]; super::MAX_LANES];

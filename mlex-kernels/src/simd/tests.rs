@@ -27,7 +27,10 @@ fn exp_is_accurate_at_every_level() {
         for (&x, &y) in x.iter().zip(&y).take(finite) {
             let expected = f64::from(x).exp();
             let error = (f64::from(y) - expected).abs() / expected;
-            assert!(error < 2e-7, "{level:?}: exp({x}) = {y}, expected {expected}");
+            assert!(
+                error < 2e-7,
+                "{level:?}: exp({x}) = {y}, expected {expected}"
+            );
         }
         assert_eq!(y[finite], 0.0);
         assert_eq!(y[finite + 1], f32::INFINITY);
@@ -75,7 +78,15 @@ fn conversions_round_as_half_does() {
         .filter(|v| !v.is_nan())
         .collect();
     x.extend((0..4096).map(|i| (i as f32 - 2048.0) * 1.000_488_3));
-    x.extend([f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, 65520.0, f32::MAX, 1.003_906_25]);
+    x.extend([
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        0.0,
+        -0.0,
+        65520.0,
+        f32::MAX,
+        1.003_906_25,
+    ]);
     for &level in Level::available() {
         let mut f = vec![f16::ZERO; x.len()];
         let mut b = vec![bf16::ZERO; x.len()];
@@ -94,9 +105,19 @@ fn conversions_round_as_half_does() {
         let brains: Vec<bf16> = all.iter().map(|&b| bf16::from_bits(b)).collect();
         let mut wide = vec![0.0; all.len()];
         level.dispatch(Widen(&halves, &mut wide));
-        assert!(halves.iter().zip(&wide).all(|(h, w)| h.to_f32() == *w || h.is_nan() && w.is_nan()));
+        assert!(
+            halves
+                .iter()
+                .zip(&wide)
+                .all(|(h, w)| h.to_f32() == *w || h.is_nan() && w.is_nan())
+        );
         level.dispatch(Widen(&brains, &mut wide));
-        assert!(brains.iter().zip(&wide).all(|(h, w)| h.to_f32() == *w || h.is_nan() && w.is_nan()));
+        assert!(
+            brains
+                .iter()
+                .zip(&wide)
+                .all(|(h, w)| h.to_f32() == *w || h.is_nan() && w.is_nan())
+        );
     }
 }
 

@@ -109,7 +109,11 @@ impl Weights<'_> {
 
     /// The largest code, as [`Weights::unpack`] writes it.
     pub(crate) fn largest_code(&self) -> usize {
-        if self.code == Code::Fp4 { 24 } else { (1 << self.bits) - 1 }
+        if self.code == Code::Fp4 {
+            24
+        } else {
+            (1 << self.bits) - 1
+        }
     }
 
     /// Scale and bias of a group, counted over all rows, in terms of what

@@ -5,42 +5,45 @@ use half::{bf16, f16};
 use mlex_kernels::{Element, Floats, Level};
 
 /// A small generator, so that a test draws many numbers from one seed of proptest.
-pub struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    pub fn bits(&mut self) -> u32 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    pub(crate) fn bits(&mut self) -> u32 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         ((self.0 >> 33) ^ (self.0 >> 50)) as u32 ^ (self.0 >> 13) as u32
     }
 
-    pub fn below(&mut self, n: usize) -> usize {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         self.bits() as usize % n
     }
 
     /// Between -1 and 1.
-    pub fn float(&mut self) -> f32 {
+    pub(crate) fn float(&mut self) -> f32 {
         (self.bits() >> 8) as f32 / (1u32 << 23) as f32 - 1.0
     }
 
-    pub fn floats<T: Element>(&mut self, n: usize) -> Vec<T> {
+    pub(crate) fn floats<T: Element>(&mut self, n: usize) -> Vec<T> {
         (0..n).map(|_| T::from_f32(self.float())).collect()
     }
 }
 
 /// Floats of any type.
 #[derive(Clone)]
-pub enum Values {
+pub(crate) enum Values {
     F32(Vec<f32>),
     F16(Vec<f16>),
     Bf16(Vec<bf16>),
 }
 
 impl Values {
-    pub fn new(kind: usize, values: &[f32]) -> Self {
+    pub(crate) fn new(kind: usize, values: &[f32]) -> Self {
         match kind % 3 {
             0 => Self::F32(values.to_vec()),
             1 => Self::F16(values.iter().map(|&v| f16::from_f32(v)).collect()),
@@ -48,7 +51,7 @@ impl Values {
         }
     }
 
-    pub fn view(&self) -> Floats<'_> {
+    pub(crate) fn view(&self) -> Floats<'_> {
         match self {
             Self::F32(v) => Floats::F32(v),
             Self::F16(v) => Floats::F16(v),
@@ -58,14 +61,14 @@ impl Values {
 }
 
 /// Runs a check at every level of this CPU.
-pub fn at_every_level(mut check: impl FnMut(Level)) {
+pub(crate) fn at_every_level(mut check: impl FnMut(Level)) {
     for &level in Level::available() {
         level.with(|| check(level));
     }
 }
 
 /// The relative size of the rounding of a type.
-pub fn epsilon<T: Element>() -> f64 {
+pub(crate) fn epsilon<T: Element>() -> f64 {
     match size_of::<T>() {
         4 => 6e-8,
         _ if T::from_f32(1.0 + 1.0 / 1024.0).to_f32() > 1.0 => 4.9e-4,

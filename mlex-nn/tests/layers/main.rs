@@ -43,6 +43,10 @@ fn weights(case: &Case, names: &[&str], quantization: QuantizationConfig) -> Wei
 }
 
 fn tolerance(case: &Case) -> Tolerance {
+    if case.name == "quantized_linear_bf16" {
+        // MLX's CPU kernel adds the 128 products of a row up in bf16.
+        return Tolerance::new(1.0 / 128.0, 0.06);
+    }
     if case.name.contains("bf16") {
         // A unit of bf16's last place.
         return Tolerance::new(1.0 / 128.0, 1.0 / 128.0);

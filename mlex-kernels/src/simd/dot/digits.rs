@@ -37,8 +37,11 @@ pub(crate) unsafe fn split_block(
         return f32::NAN;
     }
     // Below 2^-100 the factor could overflow; what is lost there is below any f32 sum.
-    let (factor, scale) =
-        if largest < 7.9e-31 { (0.0, 0.0) } else { (limit / largest, largest / limit) };
+    let (factor, scale) = if largest < 7.9e-31 {
+        (0.0, 0.0)
+    } else {
+        (limit / largest, largest / limit)
+    };
     let half = _mm512_set1_epi32(128);
     for (i, x) in x.chunks_exact(16).enumerate() {
         // SAFETY: a chunk is 16 values, and array `d` has 16 bytes at `16 * i`.
@@ -116,7 +119,14 @@ impl<'a> Activations<'a> {
             // SAFETY: `Weights` are only used at the level that has the instructions.
             finite &= unsafe { convert(x, w, digits, lanes, sums) };
         }
-        finite.then_some(Self { digits, lanes, sums, blocks, groups, rows })
+        finite.then_some(Self {
+            digits,
+            lanes,
+            sums,
+            blocks,
+            groups,
+            rows,
+        })
     }
 }
 

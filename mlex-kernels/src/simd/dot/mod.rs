@@ -89,7 +89,10 @@ struct Spread {
 }
 
 const fn spread(bits: usize) -> Spread {
-    let mut spread = Spread { bytes: [0; 64], shifts: [0; 64] };
+    let mut spread = Spread {
+        bytes: [0; 64],
+        shifts: [0; 64],
+    };
     let mut i = 0;
     while i < 64 {
         spread.bytes[i] = (i / 8 * bits + i % 8) as u8;
@@ -99,8 +102,15 @@ const fn spread(bits: usize) -> Spread {
     spread
 }
 
-static SPREADS: [Spread; 7] =
-    [spread(0), spread(1), spread(2), spread(3), spread(4), spread(5), spread(6)];
+static SPREADS: [Spread; 7] = [
+    spread(0),
+    spread(1),
+    spread(2),
+    spread(3),
+    spread(4),
+    spread(5),
+    spread(6),
+];
 
 /// The next 64 codes of a row in their order, of which `left` are there; zero after them.
 ///
@@ -110,7 +120,11 @@ static SPREADS: [Spread; 7] =
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
 unsafe fn codes<const BITS: usize>(from: *const u8, left: usize) -> __m512i {
     let bytes = left.min(64) * BITS / 8;
-    let mask = if bytes >= 64 { u64::MAX } else { (1u64 << bytes) - 1 };
+    let mask = if bytes >= 64 {
+        u64::MAX
+    } else {
+        (1u64 << bytes) - 1
+    };
     // SAFETY: the masked load reads `bytes` bytes; the tables are 64 bytes long.
     unsafe {
         let raw = _mm512_maskz_loadu_epi8(mask, from.cast());

@@ -41,9 +41,7 @@ pub(crate) fn fill_panel(
 
 /// # Safety
 /// The CPU has the instructions; lengths as [`fill_panel`] checks.
-#[target_feature(
-    enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,avx2,fma,f16c"
-)]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 unsafe fn fill<const BITS: usize, const FP4: bool>(
     w: &Weights<'_>,
     first: usize,
@@ -62,7 +60,10 @@ unsafe fn fill<const BITS: usize, const FP4: bool>(
                 }
                 // SAFETY: the row is one of `w`, and loads are masked to its codes.
                 unsafe {
-                    let from = w.packed.as_ptr().add((start + i) * row_bytes + k * BITS / 8);
+                    let from = w
+                        .packed
+                        .as_ptr()
+                        .add((start + i) * row_bytes + k * BITS / 8);
                     _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(256).cast());
                     let mut codes = codes::<BITS>(from, w.k - k);
                     if FP4 {

@@ -52,9 +52,7 @@ pub(crate) fn matvec(
 
 /// # Safety
 /// As [`group`].
-#[target_feature(
-    enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,avx2,fma,f16c"
-)]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 unsafe fn all<const R: usize, const M: usize, const BITS: usize, const FP4: bool>(
     w: &Weights<'_>,
     x: &Activations<'_>,
@@ -91,9 +89,7 @@ unsafe fn all<const R: usize, const M: usize, const BITS: usize, const FP4: bool
 /// The CPU has the instructions; the rows are inside of the slices of `w`, and `x` was made
 /// for `w` and has `M` rows.
 #[inline]
-#[target_feature(
-    enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,avx2,fma,f16c"
-)]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 unsafe fn group<const R: usize, const M: usize, const BITS: usize, const FP4: bool>(
     w: &Weights<'_>,
     x: &Activations<'_>,
@@ -121,10 +117,10 @@ unsafe fn group<const R: usize, const M: usize, const BITS: usize, const FP4: bo
             // SAFETY: row `row + r` has `groups` scales and biases.
             let (scale, bias) = unsafe { group_factors(w, (row + r) * groups + first, n) };
             scales[r] = scale;
-            for m in 0..M {
+            for (m, acc) in acc[r].iter_mut().enumerate() {
                 // SAFETY: each row of sums is padded to a multiple of 16.
                 let sums = unsafe { _mm512_loadu_ps(x.sums.as_ptr().add(m * x.groups + first)) };
-                acc[r][m] = _mm512_fmadd_ps(bias, sums, acc[r][m]);
+                *acc = _mm512_fmadd_ps(bias, sums, *acc);
             }
         }
         let end = w.k.min((first + 16) * w.group);
@@ -141,7 +137,11 @@ unsafe fn group<const R: usize, const M: usize, const BITS: usize, const FP4: bo
                 // SAFETY: the loads are masked to the codes that are left of the row.
                 unsafe {
                     if nibbles {
-                        let mask = if left >= 128 { u64::MAX } else { (1u64 << (left / 2)) - 1 };
+                        let mask = if left >= 128 {
+                            u64::MAX
+                        } else {
+                            (1u64 << (left / 2)) - 1
+                        };
                         let raw = _mm512_maskz_loadu_epi8(mask, from.cast());
                         even[r] = _mm512_and_si512(raw, low);
                         odd[r] = _mm512_and_si512(_mm512_srli_epi16::<4>(raw), low);
@@ -223,9 +223,7 @@ unsafe fn group<const R: usize, const M: usize, const BITS: usize, const FP4: bo
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq,avx512vl")]
 fn sum4(v: [__m512; 4]) -> [f32; 4] {
-    let half = |v: __m512| {
-        _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v))
-    };
+    let half = |v: __m512| _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
     let a = _mm256_hadd_ps(half(v[0]), half(v[1]));
     let b = _mm256_hadd_ps(half(v[2]), half(v[3]));
     let c = _mm256_hadd_ps(a, b);

@@ -29,14 +29,25 @@ impl Tile {
     /// For weights `w`; `digits` is 2 or 3.
     pub(crate) fn new(w: &Weights<'_>, digits: usize) -> Self {
         let code = w.largest_code();
-        let block = if digits == 2 { w.group } else { w.group.min(32) };
+        let block = if digits == 2 {
+            w.group
+        } else {
+            w.group.min(32)
+        };
         // An i32 must hold the sum of a block.
         let fits = (i32::MAX as usize / (block * code)) as f32 - 1.0;
         let largest = LARGEST[digits - 2];
         // Less than 2^21 would lose more than f32 does.
         let apart = digits == 3 && fits < 2_097_152.0;
         let limit = if apart { largest } else { largest.min(fits) };
-        Self { digits, block, apart, limit, k: w.k, group: w.group }
+        Self {
+            digits,
+            block,
+            apart,
+            limit,
+            k: w.k,
+            group: w.group,
+        }
     }
 
     /// The bytes of the digits of `rows` rows.
@@ -137,9 +148,7 @@ pub(crate) fn multiply(
 
 /// # Safety
 /// The CPU has the instructions; lengths as [`multiply`] checks, for `R` rows.
-#[target_feature(
-    enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,avx2,fma,f16c"
-)]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 unsafe fn run<const R: usize, const DIGITS: usize, const APART: bool>(
     tile: &Tile,
     digits: &[u8],

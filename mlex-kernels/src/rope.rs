@@ -1,0 +1,158 @@
+//! Rotary position embeddings.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use crate::attention::Heads;
+use crate::error::{check, check_len, product};
+use crate::simd::Level;
+use crate::simd::elementwise::Rotate;
+use crate::threads::parallel_chunks;
+use crate::{Element, Result};
+
+/// The angle per position of each pair.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Frequencies<'a> {
+    /// `base^(-2 i / dims)`, rounded as MLX does.
+    Base(f32),
+    /// One for each pair. (MLX's `freqs` are the reciprocals of these.)
+    Inverse(&'a [f32]),
+}
+
+/// How positions turn the pairs of a head.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RopeOptions<'a> {
+    /// The first elements of a head that are turned; even.
+    pub dims: usize,
+    /// Pairs are neighbours (`true`), or `dims / 2` apart.
+    pub traditional: bool,
+    /// The angle per position.
+    pub frequencies: Frequencies<'a>,
+    /// Factor of the positions.
+    pub scale: f32,
+    /// The position of the first vector: one for all sequences, or one for each.
+    pub offsets: &'a [i32],
+}
+
+/// Cosines and sines of some positions, `[length, dims / 2]` each.
+struct Table {
+    inverse: Vec<f32>,
+    scale: f32,
+    offset: i32,
+    length: usize,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+thread_local! {
+    // All layers of a step ask for the same positions.
+    static LAST: RefCell<Option<Rc<Table>>> = const { RefCell::new(None) };
+}
+
+fn table(inverse: &[f32], scale: f32, offset: i32, length: usize) -> Rc<Table> {
+    let last = LAST.take().filter(|t| {
+        t.inverse == inverse && t.scale == scale && t.offset == offset && t.length == length
+    });
+    let table = last.unwrap_or_else(|| {
+        let half = inverse.len();
+        let mut both = vec![(0.0f32, 0.0f32); length * half];
+        parallel_chunks(&mut both, 2048, |first, both| {
+            for (i, both) in both.iter_mut().enumerate() {
+                let (position, pair) = ((first + i) / half, (first + i) % half);
+                // The angle is rounded to f32 as MLX does it; its sine is then exact.
+                let position = (position as f32 + offset as f32) * scale;
+                let (sin, cos) = f64::from(position * inverse[pair]).sin_cos();
+                *both = (cos as f32, sin as f32);
+            }
+        });
+        let (cos, sin) = both.into_iter().unzip();
+        Rc::new(Table {
+            inverse: inverse.to_vec(),
+            scale,
+            offset,
+            length,
+            cos,
+            sin,
+        })
+    });
+    LAST.set(Some(Rc::clone(&table)));
+    table
+}
+
+/// Elements that one task takes at least.
+const TASK: usize = 8192;
+
+/// Turns the vectors `x`, `[batch, heads, length, dim]` by any strides, by their positions;
+/// `out` has that shape without gaps.
+///
+/// # Errors
+/// When `dims` is odd or larger than `dim`, a slice is too short, `out` has another length, or
+/// there are not one offset, or one for each sequence.
+pub fn rope<T: Element>(
+    out: &mut [T],
+    x: Heads<'_, T>,
+    [batch, heads, length, dim]: [usize; 4],
+    options: RopeOptions<'_>,
+) -> Result<()> {
+    let RopeOptions {
+        dims,
+        traditional,
+        frequencies,
+        scale,
+        offsets,
+    } = options;
+    check(
+        dims.is_multiple_of(2) && dims <= dim,
+        "rope: dims",
+        "an even number up to dim",
+        dims,
+    )?;
+    let known = offsets.len() == 1 || offsets.len() == batch;
+    check(
+        known,
+        "rope: offsets",
+        "one, or one for each sequence",
+        offsets.len(),
+    )?;
+    x.check("rope: x", [batch, heads, length], dim)?;
+    check_len(
+        "rope: out",
+        product("rope: out", &[batch, heads, length, dim])?,
+        out.len(),
+    )?;
+    let half = dims / 2;
+    let inverse = match frequencies {
+        Frequencies::Base(base) => {
+            let step = base.ln() / half as f32;
+            (0..half).map(|i| (-(i as f32) * step).exp()).collect()
+        }
+        Frequencies::Inverse(inverse) => {
+            check_len("rope: frequencies", half, inverse.len())?;
+            inverse.to_vec()
+        }
+    };
+    if out.is_empty() {
+        return Ok(());
+    }
+    let tables: Vec<Rc<Table>> = offsets
+        .iter()
+        .map(|&offset| table(&inverse, scale, offset, length))
+        .collect();
+    let tables: Vec<(&[f32], &[f32])> = tables.iter().map(|t| (&t.cos[..], &t.sin[..])).collect();
+    let level = Level::current();
+    parallel_chunks(out, TASK.div_ceil(dim) * dim, |first, out| {
+        for (i, out) in out.chunks_exact_mut(dim).enumerate() {
+            let row = first / dim + i;
+            let (b, h, l) = (row / (heads * length), row / length % heads, row % length);
+            let (cos, sin) = tables[if tables.len() == 1 { 0 } else { b }];
+            level.dispatch(Rotate {
+                x: &x.at(b, h, l)[..dim],
+                out,
+                cos: &cos[l * half..(l + 1) * half],
+                sin: &sin[l * half..(l + 1) * half],
+                neighbours: traditional,
+            });
+        }
+    });
+    Ok(())
+}

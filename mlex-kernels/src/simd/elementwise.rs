@@ -1,0 +1,266 @@
+//! Loops over rows of elements: norms, rotary embeddings and gated activations.
+
+use super::math::{normal_cdf, sigmoid};
+use super::{Kernel, Kind, MAX_LANES, Simd, Vector, load_part, store_part};
+
+/// Calls `body(index, n)` for each vector of `n <= LANES` elements of `length`.
+macro_rules! vectors {
+    ($s:ty, $length:expr, |$i:ident, $n:ident| $body:block) => {
+        let mut $i = 0;
+        while $i < $length {
+            let $n = ($length - $i).min(<$s>::LANES);
+            $body
+            $i += <$s>::LANES;
+        }
+    };
+}
+
+/// Loads `n <= LANES` elements.
+///
+/// # Safety
+/// `n` values can be read at `from`.
+#[inline(always)]
+unsafe fn load<S: Simd, T: Vector>(s: S, from: *const T, n: usize) -> S::F {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if n == S::LANES {
+            T::load(s, from)
+        } else {
+            load_part(s, from, n)
+        }
+    }
+}
+
+/// Stores `n <= LANES` elements.
+///
+/// # Safety
+/// `n` values can be written at `to`.
+#[inline(always)]
+unsafe fn store<S: Simd, T: Vector>(s: S, to: *mut T, n: usize, value: S::F) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if n == S::LANES {
+            T::store(s, to, value)
+        } else {
+            store_part(s, to, n, value)
+        }
+    }
+}
+
+/// The value rounded to `T`.
+#[inline(always)]
+fn round_to<S: Simd, T: Vector>(s: S, value: S::F) -> S::F {
+    if T::KIND == Kind::F32 {
+        return value;
+    }
+    let mut lanes = [std::mem::MaybeUninit::<T>::uninit(); MAX_LANES];
+    // SAFETY: the array has `LANES` elements, which the store initializes.
+    unsafe {
+        T::store(s, lanes.as_mut_ptr().cast(), value);
+        T::load(s, lanes.as_ptr().cast())
+    }
+}
+
+/// Rows normalized by their root mean square, or by mean and variance.
+pub(crate) struct Norm<'a, T> {
+    pub(crate) x: &'a [T],
+    pub(crate) out: &'a mut [T],
+    pub(crate) size: usize,
+    /// Empty, or one for each element of a row.
+    pub(crate) weight: &'a [f32],
+    /// As `weight`.
+    pub(crate) bias: &'a [f32],
+    pub(crate) eps: f32,
+    /// Subtract the mean first.
+    pub(crate) centered: bool,
+}
+
+impl<T: Vector> Kernel for Norm<'_, T> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Norm {
+            x,
+            out,
+            size,
+            weight,
+            bias,
+            eps,
+            centered,
+        } = self;
+        assert!(x.len() == out.len() && size > 0);
+        assert!(weight.is_empty() || weight.len() == size);
+        assert!(bias.is_empty() || bias.len() == size);
+        for (x, out) in x.chunks_exact(size).zip(out.chunks_exact_mut(size)) {
+            // SAFETY: `i + n <= size`, the length of all slices that are used.
+            unsafe {
+                let mut mean = 0.0;
+                if centered {
+                    let mut sum = s.splat(0.0);
+                    vectors!(S, size, |i, n| {
+                        sum = s.add(sum, load(s, x.as_ptr().add(i), n));
+                    });
+                    mean = s.sum(sum) / size as f32;
+                }
+                let mean = s.splat(mean);
+                let mut squares = [s.splat(0.0); 2];
+                vectors!(S, size, |i, n| {
+                    let mut v = s.sub(load(s, x.as_ptr().add(i), n), mean);
+                    if centered && n < S::LANES {
+                        // The lanes after the row would count as minus the mean.
+                        let mut lanes = [0.0; MAX_LANES];
+                        s.store(lanes.as_mut_ptr(), v);
+                        v = load_part(s, lanes.as_ptr(), n);
+                    }
+                    let j = i / S::LANES % 2;
+                    squares[j] = s.fma(v, v, squares[j]);
+                });
+                let mean_square = s.sum(s.add(squares[0], squares[1])) / size as f32;
+                let factor = s.splat(1.0 / (mean_square + eps).sqrt());
+                vectors!(S, size, |i, n| {
+                    let v = s.sub(load(s, x.as_ptr().add(i), n), mean);
+                    // MLX rounds to the element type before it applies the weight.
+                    let mut v = round_to::<S, T>(s, s.mul(v, factor));
+                    if !weight.is_empty() {
+                        v = s.mul(v, load(s, weight.as_ptr().add(i), n));
+                    }
+                    if !bias.is_empty() {
+                        v = s.add(v, load(s, bias.as_ptr().add(i), n));
+                    }
+                    store(s, out.as_mut_ptr().add(i), n, v);
+                });
+            }
+        }
+    }
+}
+
+/// One row rotated: each pair of the first `2 * cos.len()` elements by its angle.
+pub(crate) struct Rotate<'a, T> {
+    pub(crate) x: &'a [T],
+    pub(crate) out: &'a mut [T],
+    pub(crate) cos: &'a [f32],
+    pub(crate) sin: &'a [f32],
+    /// Pairs are neighbours, not half of the elements apart.
+    pub(crate) neighbours: bool,
+}
+
+impl<T: Vector> Kernel for Rotate<'_, T> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Rotate {
+            x,
+            out,
+            cos,
+            sin,
+            neighbours,
+        } = self;
+        let half = cos.len();
+        assert!(sin.len() == half && x.len() >= 2 * half && out.len() == x.len());
+        out[2 * half..].copy_from_slice(&x[2 * half..]);
+        if neighbours {
+            // Sixteen pairs at a time through a buffer; the compiler shuffles them.
+            for first in (0..half).step_by(16) {
+                let n = (half - first).min(16);
+                let mut from = [0.0f32; 32];
+                let mut to = [0.0f32; 32];
+                // SAFETY: `2 * n` elements from `2 * first` on, in both rows and buffers.
+                unsafe {
+                    vectors!(S, 2 * n, |i, n| {
+                        let v = load(s, x.as_ptr().add(2 * first + i), n);
+                        store(s, from.as_mut_ptr().add(i), n, v);
+                    });
+                    for i in 0..n {
+                        let (a, b) = (from[2 * i], from[2 * i + 1]);
+                        let (cos, sin) = (cos[first + i], sin[first + i]);
+                        to[2 * i] = a * cos - b * sin;
+                        to[2 * i + 1] = a * sin + b * cos;
+                    }
+                    vectors!(S, 2 * n, |i, n| {
+                        let v = load(s, to.as_ptr().add(i), n);
+                        store(s, out.as_mut_ptr().add(2 * first + i), n, v);
+                    });
+                }
+            }
+            return;
+        }
+        // SAFETY: `i + n <= half`, and both rows have `2 * half` elements.
+        unsafe {
+            vectors!(S, half, |i, n| {
+                let a = load(s, x.as_ptr().add(i), n);
+                let b = load(s, x.as_ptr().add(half + i), n);
+                let (cos, sin) = (
+                    load(s, cos.as_ptr().add(i), n),
+                    load(s, sin.as_ptr().add(i), n),
+                );
+                let first = s.sub(s.mul(a, cos), s.mul(b, sin));
+                let second = s.add(s.mul(a, sin), s.mul(b, cos));
+                store(s, out.as_mut_ptr().add(i), n, first);
+                store(s, out.as_mut_ptr().add(half + i), n, second);
+            });
+        }
+    }
+}
+
+/// The function of a gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Gate {
+    Silu,
+    GeluTanh,
+    Gelu,
+}
+
+/// `out = f(gate) * up`
+pub(crate) struct Gated<'a, T> {
+    pub(crate) gate: &'a [T],
+    pub(crate) up: &'a [T],
+    pub(crate) out: &'a mut [T],
+    pub(crate) function: Gate,
+}
+
+impl<T: Vector> Kernel for Gated<'_, T> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        match self.function {
+            Gate::Silu => each(s, self, silu),
+            Gate::GeluTanh => each(s, self, gelu_tanh),
+            Gate::Gelu => each(s, self, gelu),
+        }
+    }
+}
+
+#[inline(always)]
+fn each<S: Simd, T: Vector>(s: S, job: Gated<'_, T>, f: impl Fn(S, S::F) -> S::F) {
+    let Gated { gate, up, out, .. } = job;
+    let length = out.len();
+    assert!(gate.len() == length && up.len() == length);
+    // SAFETY: `i + n <= length`.
+    unsafe {
+        vectors!(S, length, |i, n| {
+            let (gate, up) = (
+                load(s, gate.as_ptr().add(i), n),
+                load(s, up.as_ptr().add(i), n),
+            );
+            store(s, out.as_mut_ptr().add(i), n, s.mul(f(s, gate), up));
+        });
+    }
+}
+
+#[inline(always)]
+fn silu<S: Simd>(s: S, x: S::F) -> S::F {
+    s.mul(x, sigmoid(s, x))
+}
+
+/// `x (1 + tanh(u)) / 2` with `u = sqrt(2 / pi) (x + 0.044715 x^3)`, which is `x sigmoid(2 u)`.
+#[inline(always)]
+fn gelu_tanh<S: Simd>(s: S, x: S::F) -> S::F {
+    let factor = s.splat(2.0 * 0.797_884_6);
+    let u = s.mul(x, s.fma(s.mul(x, x), s.splat(0.044_715), s.splat(1.0)));
+    s.mul(x, sigmoid(s, s.mul(factor, u)))
+}
+
+#[inline(always)]
+fn gelu<S: Simd>(s: S, x: S::F) -> S::F {
+    s.mul(x, normal_cdf(s, x))
+}

@@ -1,0 +1,319 @@
+//! Norms, rotary embeddings and gated activations against their definitions in f64.
+
+mod common;
+
+use common::{Random, Values, at_every_level, epsilon};
+use half::{bf16, f16};
+use mlex_kernels::{
+    Activation, Element, Frequencies, Heads, RopeOptions, gated, layer_norm, rms_norm, rope,
+};
+use proptest::prelude::*;
+
+fn close<T: Element>(found: T, expected: f64, absolute: f64, roundings: f64, what: &str) {
+    let error = (f64::from(found.to_f32()) - expected).abs();
+    let allowed = absolute + roundings * epsilon::<T>() * expected.abs();
+    assert!(error <= allowed, "{what}: {} != {expected}", found.to_f32());
+}
+
+fn check_norms<T: Element>(rows: usize, size: usize, weighted: bool, seed: u64) {
+    let mut r = Random::new(seed);
+    let x: Vec<T> = (0..rows * size)
+        .map(|_| T::from_f32(r.float() * 3.0 + 1.0))
+        .collect();
+    let weight = Values::new(seed as usize % 3, &r.floats::<f32>(size));
+    let bias = Values::new(seed as usize % 3, &r.floats::<f32>(size));
+    let (w, b) = if weighted {
+        (Some(weight.view()), Some(bias.view()))
+    } else {
+        (None, None)
+    };
+    let eps = 1e-5;
+    at_every_level(|level| {
+        let mut rms = vec![T::from_f32(f32::NAN); x.len()];
+        let mut layer = rms.clone();
+        rms_norm(&mut rms, &x, size, w, eps).expect("valid");
+        layer_norm(&mut layer, &x, size, w, b, eps).expect("valid");
+        for row in 0..rows {
+            let x: Vec<f64> = x[row * size..][..size]
+                .iter()
+                .map(|x| f64::from(x.to_f32()))
+                .collect();
+            let n = size as f64;
+            let square = x.iter().map(|x| x * x).sum::<f64>() / n;
+            let mean = x.iter().sum::<f64>() / n;
+            let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
+            for i in 0..size {
+                let weight = w.map_or(1.0, |w| f64::from(w.get(i)));
+                let bias = b.map_or(0.0, |b| f64::from(b.get(i)));
+                let what = format!("{level:?} {rows}x{size} [{row}, {i}]");
+                let expected = x[i] / (square + f64::from(eps)).sqrt() * weight;
+                close(rms[row * size + i], expected, 1e-6, 2.2, &what);
+                let normal = (x[i] - mean) / (variance + f64::from(eps)).sqrt() * weight;
+                // A bias may cancel what was rounded; with little variance the mean's own
+                // rounding shows.
+                let slack = 4e-5 + 2.2 * epsilon::<T>() * normal.abs();
+                close(layer[row * size + i], normal + bias, slack, 2.2, &what);
+            }
+        }
+    });
+}
+
+fn check_rope<T: Element>(shape: [usize; 4], dims: usize, seed: u64) {
+    let mut r = Random::new(seed);
+    let [batch, heads, length, dim] = shape;
+    let x: Vec<T> = r.floats(batch * heads * length * dim);
+    let swapped = seed & 1 == 0;
+    // `[batch, heads, length, dim]`, or `[batch, length, heads, dim]`.
+    let strides = if swapped {
+        [length * heads * dim, dim, heads * dim]
+    } else {
+        [heads * length * dim, length * dim, dim]
+    };
+    let inverse: Vec<f32> = (0..dims / 2).map(|i| 0.7f32.powi(i as i32)).collect();
+    let offsets: Vec<i32> = (0..if seed & 2 == 0 { 1 } else { batch })
+        .map(|_| r.below(50) as i32)
+        .collect();
+    let options = RopeOptions {
+        dims,
+        traditional: seed & 4 == 0,
+        frequencies: Frequencies::Inverse(&inverse),
+        scale: 0.5,
+        offsets: &offsets,
+    };
+    at_every_level(|level| {
+        let mut out = vec![T::from_f32(f32::NAN); x.len()];
+        rope(&mut out, Heads { data: &x, strides }, shape, options).expect("valid");
+        for row in 0..batch * heads * length {
+            let (b, h, l) = (row / (heads * length), row / length % heads, row % length);
+            let from = &x[b * strides[0] + h * strides[1] + l * strides[2]..][..dim];
+            let offset = offsets[if offsets.len() == 1 { 0 } else { b }];
+            for i in 0..dim {
+                let get = |i: usize| f64::from(from[i].to_f32());
+                let expected = if i >= dims {
+                    get(i)
+                } else {
+                    let (pair, first, a, b) = if options.traditional {
+                        (i / 2, i % 2 == 0, i / 2 * 2, i / 2 * 2 + 1)
+                    } else {
+                        let half = dims / 2;
+                        (i % half, i < half, i % half, i % half + half)
+                    };
+                    let angle = (l as f64 + f64::from(offset)) * 0.5 * f64::from(inverse[pair]);
+                    if first {
+                        get(a) * angle.cos() - get(b) * angle.sin()
+                    } else {
+                        get(a) * angle.sin() + get(b) * angle.cos()
+                    }
+                };
+                close(
+                    out[row * dim + i],
+                    expected,
+                    4e-6,
+                    1.1,
+                    &format!("{level:?} {shape:?} {row} {i}"),
+                );
+            }
+        }
+    });
+}
+
+/// erfc by its continued fraction and, for small arguments, its series.
+fn erfc(z: f64) -> f64 {
+    if z < 0.0 {
+        return 2.0 - erfc(-z);
+    }
+    let root = std::f64::consts::PI.sqrt();
+    if z < 2.0 {
+        let (mut term, mut sum) = (z, z);
+        for n in 1..80 {
+            term *= -z * z / f64::from(n);
+            sum += term / f64::from(2 * n + 1);
+        }
+        return 1.0 - 2.0 / root * sum;
+    }
+    let fraction = (1..200)
+        .rev()
+        .fold(0.0, |f, n| f64::from(n) / 2.0 / (z + f));
+    (-z * z).exp() / root / (z + fraction)
+}
+
+fn activation(kind: Activation, x: f64) -> f64 {
+    match kind {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::GeluTanh => {
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+            // (1 + tanh u) / 2 without its cancellation.
+            x / (1.0 + (-2.0 * u).exp())
+        }
+        Activation::Gelu => x * 0.5 * erfc(-x / std::f64::consts::SQRT_2),
+    }
+}
+
+const ACTIVATIONS: [Activation; 3] = [Activation::Silu, Activation::GeluTanh, Activation::Gelu];
+
+#[test]
+fn activations_are_accurate() {
+    // GeluTanh's exponent is a cubic of x, whose rounding is 1e-6 and more of the result where
+    // that is below 1e-3.
+    for (kind, low) in ACTIVATIONS.into_iter().zip([-80.0, -3.0, -12.5]) {
+        let gate: Vec<f32> = (0..40_001)
+            .map(|i| low + (30.0 - low) * i as f32 / 40_000.0)
+            .collect();
+        let up = vec![1.0; gate.len()];
+        at_every_level(|level| {
+            let mut out = vec![f32::NAN; gate.len()];
+            gated(&mut out, &gate, &up, kind).expect("valid");
+            for (&x, &y) in gate.iter().zip(&out) {
+                let expected = activation(kind, f64::from(x));
+                let error = (f64::from(y) - expected).abs();
+                let allowed = 1e-6 * expected.abs() + 1e-37;
+                assert!(
+                    error <= allowed,
+                    "{level:?} {kind:?}({x}) = {y}, expected {expected}"
+                );
+            }
+            let special = [f32::NAN, f32::INFINITY, -1000.0, 1000.0, 0.0];
+            let mut out = [0.0; 5];
+            gated(&mut out, &special, &[1.0; 5], kind).expect("valid");
+            assert!(out[0].is_nan(), "{level:?} {kind:?}");
+            assert_eq!(
+                out[1..],
+                [f32::INFINITY, 0.0, 1000.0, 0.0],
+                "{level:?} {kind:?}"
+            );
+        });
+    }
+}
+
+fn check_gated<T: Element>(length: usize, seed: u64) {
+    let mut r = Random::new(seed);
+    let (gate, up): (Vec<T>, Vec<T>) = (r.floats(length), r.floats(length));
+    for kind in ACTIVATIONS {
+        at_every_level(|level| {
+            let mut out = vec![T::from_f32(f32::NAN); length];
+            gated(&mut out, &gate, &up, kind).expect("valid");
+            for i in 0..length {
+                let expected =
+                    activation(kind, f64::from(gate[i].to_f32())) * f64::from(up[i].to_f32());
+                close(
+                    out[i],
+                    expected,
+                    1e-7,
+                    17.0f64.min(1.1e-6 / epsilon::<T>() + 1.1),
+                    &format!("{level:?} {kind:?} {i}"),
+                );
+            }
+        });
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn norms(rows in 0usize..5, size in 1usize..200, weighted: bool, seed: u64) {
+        match seed % 3 {
+            0 => check_norms::<f32>(rows, size, weighted, seed),
+            1 => check_norms::<f16>(rows, size, weighted, seed),
+            _ => check_norms::<bf16>(rows, size, weighted, seed),
+        }
+    }
+
+    #[test]
+    fn rotations(
+        shape in [0usize..3, 1usize..4, 0usize..6, 1usize..140],
+        seed: u64,
+    ) {
+        let dims = 2 * (seed as usize / 16 % (shape[3] / 2 + 1));
+        match seed / 8 % 3 {
+            0 => check_rope::<f32>(shape, dims, seed),
+            1 => check_rope::<f16>(shape, dims, seed),
+            _ => check_rope::<bf16>(shape, dims, seed),
+        }
+    }
+
+    #[test]
+    fn gates(length in 0usize..100, seed: u64) {
+        match seed % 3 {
+            0 => check_gated::<f32>(length, seed),
+            1 => check_gated::<f16>(length, seed),
+            _ => check_gated::<bf16>(length, seed),
+        }
+    }
+}
+
+#[test]
+fn more_rows_than_a_task() {
+    check_norms::<f32>(40, 576, true, 3);
+    check_gated::<f32>(20_000, 1);
+    check_rope::<f32>([2, 9, 30, 64], 64, 5);
+}
+
+#[test]
+fn base_gives_the_usual_frequencies() {
+    // The second pair of 8 dims at position 3: angle 3 * 10000^(-2/8) = 0.3.
+    let mut x = [0f32; 8];
+    x[1] = 1.0;
+    let options = RopeOptions {
+        dims: 8,
+        traditional: false,
+        frequencies: Frequencies::Base(10_000.0),
+        scale: 1.0,
+        offsets: &[3],
+    };
+    let mut out = [0f32; 8];
+    rope(
+        &mut out,
+        Heads::contiguous(&x, 1, 1, 8),
+        [1, 1, 1, 8],
+        options,
+    )
+    .expect("valid");
+    assert!((out[1] - 0.3f32.cos()).abs() < 1e-6 && (out[5] - 0.3f32.sin()).abs() < 1e-6);
+}
+
+#[test]
+fn wrong_arguments_are_refused() {
+    let x = [1f32; 12];
+    let mut out = [0f32; 12];
+    assert!(rms_norm(&mut out, &x, 5, None, 1e-5).is_err());
+    assert!(rms_norm(&mut out, &x, 0, None, 1e-5).is_err());
+    assert!(rms_norm(&mut out[1..], &x, 4, None, 1e-5).is_err());
+    assert!(rms_norm(&mut out, &x, 4, Some((&x[..3]).into()), 1e-5).is_err());
+    assert!(layer_norm(&mut out, &x, 4, None, Some((&x[..5]).into()), 1e-5).is_err());
+    assert!(gated(&mut out, &x, &x[1..], Activation::Silu).is_err());
+    let options = RopeOptions {
+        dims: 4,
+        traditional: false,
+        frequencies: Frequencies::Base(10_000.0),
+        scale: 1.0,
+        offsets: &[0],
+    };
+    let heads = Heads::contiguous(&x[..], 1, 3, 4);
+    let mut run = |shape, options| rope(&mut out, heads, shape, options);
+    assert!(run([1, 1, 3, 4], options).is_ok());
+    assert!(run([1, 1, 4, 4], options).is_err());
+    assert!(run([1, 1, 3, 4], RopeOptions { dims: 3, ..options }).is_err());
+    assert!(run([1, 1, 3, 4], RopeOptions { dims: 6, ..options }).is_err());
+    assert!(
+        run(
+            [1, 1, 3, 4],
+            RopeOptions {
+                offsets: &[0, 1],
+                ..options
+            }
+        )
+        .is_err()
+    );
+    let frequencies = Frequencies::Inverse(&[1.0]);
+    assert!(
+        run(
+            [1, 1, 3, 4],
+            RopeOptions {
+                frequencies,
+                ..options
+            }
+        )
+        .is_err()
+    );
+}

@@ -17,7 +17,7 @@ demo: setup
 		generate --model "$$model" --prompt "$$PROMPT" --max-tokens 64 --temp 0
 
 # Tests marked `ignore` are those that need the real model; here it is there. The profile is dev:
-# overflow checks are on, dependencies and kernels are optimized.
+# overflow checks are on, and the workspace's dependencies are optimized.
 test: setup
 	@model=$$(scripts/smollm2.sh) && export MLEX_TEST_MODEL="$$model" && set -x && \
 	$(CARGO) test --workspace --lib --bins --tests --examples -- --include-ignored && \

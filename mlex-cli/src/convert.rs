@@ -4,13 +4,16 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
 use mlex_core::{Device, Dtype, Stream};
-use mlex_models::{ConvertOptions, ModelFiles, convert};
+use mlex_models::{ConvertOptions, ErrorKind, ModelFiles, convert};
 
 use crate::args::float_dtype;
-use crate::failure::{self, Hinted};
+use crate::failure::{self, Hinted, INTERRUPTED};
+use crate::interrupt::cancel_on_interrupt;
 use crate::output::{print, size};
 use crate::progress::ByteBar;
 
@@ -38,9 +41,20 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         ModelFiles::open(&args.model).map_err(|error| failure::no_model(&args.model, error))?;
     let options = ConvertOptions::default().with_dtype(args.dtype);
     let bar = ByteBar::new("converting");
-    let done = convert(&files, &args.out, options, |progress| bar.set(progress));
+    let cancelled = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&cancelled);
+    cancel_on_interrupt(move || flag.store(true, Ordering::Relaxed))?;
+    let done = convert(&files, &args.out, options, |progress| {
+        bar.set(progress);
+        !cancelled.load(Ordering::Relaxed)
+    });
     bar.finish();
-    done.map_err(|error| hinted(error, args))?;
+    match done {
+        Err(error) if matches!(error.kind(), ErrorKind::Cancelled) => {
+            return Ok(ExitCode::from(INTERRUPTED));
+        }
+        done => done.map_err(|error| hinted(error, args))?,
+    }
     let (count, bytes) = measure(&args.out).with_context(|| args.out.display().to_string())?;
     print(&format!(
         "{}: {count} files, {}\n",

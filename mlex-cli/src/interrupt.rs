@@ -1,23 +1,22 @@
-//! Ctrl-C: the first one ends the generation with what there is, the second one the program.
+//! Ctrl-C: the first one ends what is being done in good order, the second one the program.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
-use mlex_models::generate::CancelHandle;
 
 use crate::failure::INTERRUPTED;
 
-/// Lets Ctrl-C end the generation of `handle`. To be called once.
+/// Lets the first Ctrl-C call `cancel`, on a thread of its own. To be called once.
 ///
 /// # Errors
 /// When the system refuses the handler.
-pub(crate) fn cancel_on_interrupt(handle: CancelHandle) -> Result<()> {
+pub(crate) fn cancel_on_interrupt(cancel: impl Fn() + Send + 'static) -> Result<()> {
     let pressed = AtomicBool::new(false);
     let on_interrupt = move || {
         if pressed.swap(true, Ordering::Relaxed) {
             leave_at_once();
         }
-        handle.cancel();
+        cancel();
     };
     ctrlc::set_handler(on_interrupt).context("handler of Ctrl-C")
 }

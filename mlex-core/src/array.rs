@@ -108,7 +108,8 @@ impl Array {
     /// What the operations that lead to it met.
     #[track_caller]
     pub fn eval(&self) -> Result<()> {
-        call!(mlx_array_eval(self.raw()))
+        call!(mlx_array_eval(self.raw()))?;
+        ffi::check_failures()
     }
 
     /// The elements in row-major order, computed now.
@@ -218,7 +219,8 @@ fn check_length(shape: &[i32], found: usize, what: &'static str, unit: usize) ->
 #[track_caller]
 pub fn eval<'a>(arrays: impl IntoIterator<Item = &'a Array>) -> Result<()> {
     let vector = VectorHandle::from_arrays(arrays);
-    call!(mlx_eval(vector.raw()))
+    call!(mlx_eval(vector.raw()))?;
+    ffi::check_failures()
 }
 
 /// Starts computing several arrays and returns at once.

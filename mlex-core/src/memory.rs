@@ -46,7 +46,8 @@ pub fn clear_cache() -> Result<()> {
     call!(mlx_clear_cache())
 }
 
-/// Limits the bytes of freed buffers that are kept for reuse. Returns the former limit.
+/// Limits the bytes of freed buffers that are kept for reuse. Returns the former limit. MLX
+/// keeps none on a CPU, where this does nothing and returns 0.
 ///
 /// # Errors
 /// When MLX refuses the limit.
@@ -56,7 +57,8 @@ pub fn set_cache_limit(bytes: usize) -> Result<usize> {
     Ok(former)
 }
 
-/// Limits the bytes that MLX allocates. Returns the former limit.
+/// Limits the bytes that MLX allocates: on a GPU it waits for running work and drops its cache
+/// to stay below. On a CPU MLX keeps the number alone. Returns the former limit.
 ///
 /// # Errors
 /// When MLX refuses the limit.

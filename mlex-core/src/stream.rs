@@ -91,7 +91,8 @@ impl Stream {
     /// # Errors
     /// What MLX met while it ran.
     pub fn synchronize(&self) -> Result<()> {
-        call!(mlx_synchronize(self.handle.raw()))
+        call!(mlx_synchronize(self.handle.raw()))?;
+        ffi::check_failures()
     }
 
     pub(crate) fn raw(&self) -> mlex_sys::mlx_stream {

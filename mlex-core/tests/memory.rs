@@ -1,5 +1,6 @@
 //! MLX's memory figures. They count for the whole process, so this is one test in a process of
 //! its own.
+#![allow(clippy::unwrap_used, reason = "a helper fails as its test would")]
 
 use mlex_core::{Array, Dtype, memory};
 

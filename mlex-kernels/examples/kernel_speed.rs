@@ -23,7 +23,11 @@ fn median(mut call: impl FnMut()) -> f64 {
         times.push(start.elapsed().as_secs_f64());
     }
     times.sort_by(f64::total_cmp);
-    if std::env::args().any(|arg| arg == "--best") { times[0] } else { times[times.len() / 2] }
+    if std::env::args().any(|arg| arg == "--best") {
+        times[0]
+    } else {
+        times[times.len() / 2]
+    }
 }
 
 /// Measures `call` with one thread and with all, and prints `amount / time` of both.
@@ -104,7 +108,10 @@ impl Weights {
 }
 
 fn main() {
-    let filter = std::env::args().skip(1).find(|arg| arg != "--best").unwrap_or_default();
+    let filter = std::env::args()
+        .skip(1)
+        .find(|arg| arg != "--best")
+        .unwrap_or_default();
     println!(
         "level {:?}, {} cores",
         Level::current(),

@@ -1,8 +1,11 @@
 //! The element types that kernels read and write, and slices whose type is known at run time.
 
+use std::borrow::Cow;
+
 use half::{bf16, f16};
 
-use crate::simd::Vector;
+use crate::simd::rows::Widen;
+use crate::simd::{Level, Vector};
 
 /// An element type of activations: [`f32`], [`f16`] or [`bf16`]. Kernels compute in f32.
 pub trait Element: Vector {
@@ -75,6 +78,20 @@ impl<'a> Floats<'a> {
             Self::F32(s) => s[index],
             Self::F16(s) => s[index].to_f32(),
             Self::Bf16(s) => s[index].to_f32(),
+        }
+    }
+
+    /// All elements in f32; borrowed where they are.
+    pub(crate) fn widened(&self) -> Cow<'a, [f32]> {
+        fn widen<T: Element>(from: &[T]) -> Cow<'static, [f32]> {
+            let mut to = vec![0.0; from.len()];
+            Level::current().dispatch(Widen { from, to: &mut to });
+            Cow::Owned(to)
+        }
+        match self {
+            Self::F32(s) => Cow::Borrowed(s),
+            Self::F16(s) => widen(s),
+            Self::Bf16(s) => widen(s),
         }
     }
 

@@ -66,20 +66,19 @@ fn norm<T: Element>(
         return Ok(());
     }
     let level = Level::current();
-    let wide = |floats: &Option<Floats<'_>>| -> Vec<f32> {
-        floats
-            .as_ref()
-            .map_or_else(Vec::new, |f| (0..size).map(|i| f.get(i)).collect())
-    };
-    let (weight, bias) = (wide(&weight), wide(&bias));
+    let (weight, bias) = (weight.map(|w| w.widened()), bias.map(|b| b.widened()));
+    let (weight, bias) = (
+        weight.as_deref().unwrap_or(&[]),
+        bias.as_deref().unwrap_or(&[]),
+    );
     parallel_chunks(out, TASK.div_ceil(size) * size, |first, out| {
         let x = &x[first..first + out.len()];
         level.dispatch(Norm {
             x,
             out,
             size,
-            weight: &weight,
-            bias: &bias,
+            weight,
+            bias,
             eps,
             centered,
         });

@@ -154,8 +154,10 @@ fn modes() -> Vec<Mode> {
 /// What rounding may do, relative to the sum of the sizes of the products. Codes up to 255
 /// with a bias that cancels them cost up to 7 bits, but errors of either sign average out.
 const EXACT: f64 = 2e-6;
-/// The same with `x` in 16 bits.
+/// The same for `x` of 16 bits, which is taken as 16-bit integers.
 const COARSE: f64 = 1e-4;
+/// The same with `x` and the weights in bfloat16.
+const BRAIN: f64 = 5e-3;
 
 fn check_matmul<T: Element>(mode: Mode, m: usize, n: usize, k: usize, kind: usize, seed: u64) {
     let mut r = Random::new(seed);
@@ -166,8 +168,11 @@ fn check_matmul<T: Element>(mode: Mode, m: usize, n: usize, k: usize, kind: usiz
         for precision in [Precision::F32, Precision::Bf16] {
             let mut y = vec![T::from_f32(f32::NAN); m * n];
             quantized_matmul(&mut y, &x, &fixture.view(), precision).expect("valid arguments");
-            let exact = precision == Precision::F32 && epsilon::<T>() < 1e-3;
-            let bound = if exact { EXACT } else { COARSE };
+            let bound = match precision {
+                Precision::F32 if epsilon::<T>() < 1e-3 => EXACT,
+                Precision::F32 => COARSE,
+                Precision::Bf16 => BRAIN,
+            };
             let what = format!("{level:?} {mode:?} {precision:?} m={m} n={n} k={k}");
             fixture.check(&y, &x, &experts, bound, &what);
         }

@@ -9,6 +9,7 @@ use mlex_nn::{QuantizationConfig, RopeConfig, RopeScaling};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use serde_path_to_error::Segment;
 
 use crate::{Error, Result};
 
@@ -60,7 +61,7 @@ impl ModelConfig {
     pub fn model_type(&self) -> Result<&str> {
         match self.json.get("model_type") {
             Some(Value::String(name)) => Ok(name),
-            Some(other) => Err(Error::field("model_type", "a string", other.to_string())),
+            Some(other) => Err(Error::field("model_type", "a string", shown(other))),
             None => Err(Error::missing("field model_type")),
         }
     }
@@ -75,7 +76,7 @@ impl ModelConfig {
         let object: Map<String, Value> = present
             .map(|(key, value)| (key.clone(), value.clone()))
             .collect();
-        parse(Value::Object(object))
+        parse(&Value::Object(object))
     }
 
     /// The ids that end a text: a number or a list under `eos_token_id`.
@@ -91,7 +92,7 @@ impl ModelConfig {
                     Error::field(
                         "eos_token_id",
                         "a token id or a list of them",
-                        value.to_string(),
+                        shown(value),
                     )
                 })
         };
@@ -115,14 +116,14 @@ impl ModelConfig {
             return Ok(QuantizationConfig::default());
         };
         let Value::Object(section) = value else {
-            return Err(Error::field(key, "an object", value.to_string()));
+            return Err(Error::field(key, "an object", shown(value)));
         };
         if let Some(method) = section.get("quant_method")
             && !section.contains_key("bits")
         {
             return Err(Error::unsupported(
                 format!("{key}.quant_method"),
-                method.to_string(),
+                shown(method),
             ));
         }
         let default = layout(key, section, None)?;
@@ -153,13 +154,14 @@ fn layout(key: &str, settings: &Map<String, Value>, base: Option<Quantized>) -> 
         None | Some(Value::Null) => base.map_or(QuantizationMode::Affine, |base| base.mode),
         Some(Value::String(name)) => name.parse().map_err(|_| {
             let expected = "affine, mxfp4, mxfp8 or nvfp4";
-            Error::field(format!("{key}.mode"), expected, format!("{name:?}"))
+            let found = shown(&Value::String(name.clone()));
+            Error::field(format!("{key}.mode"), expected, found)
         })?,
         Some(other) => {
             return Err(Error::field(
                 format!("{key}.mode"),
                 "a string",
-                other.to_string(),
+                shown(other),
             ));
         }
     };
@@ -172,9 +174,7 @@ fn layout(key: &str, settings: &Map<String, Value>, base: Option<Quantized>) -> 
         Some(value) => value
             .as_i64()
             .and_then(|number| i32::try_from(number).ok())
-            .ok_or_else(|| {
-                Error::field(format!("{key}.{name}"), "a whole number", value.to_string())
-            }),
+            .ok_or_else(|| Error::field(format!("{key}.{name}"), "a whole number", shown(value))),
     };
     let layout = Quantized {
         bits: number("bits", bits)?,
@@ -186,22 +186,52 @@ fn layout(key: &str, settings: &Map<String, Value>, base: Option<Quantized>) -> 
 }
 
 /// A typed value out of JSON.
-pub(crate) fn parse<T: DeserializeOwned>(json: Value) -> Result<T> {
+fn parse<T: DeserializeOwned>(json: &Value) -> Result<T> {
     serde_path_to_error::deserialize(json).map_err(|error| {
         let path = error.path().to_string();
         let message = error.inner().to_string();
         if let Some(field) = message.strip_prefix("missing field ") {
             return Error::missing(format!("field {}", field.trim_matches('`')));
         }
-        match message.split_once(", expected ") {
-            Some((found, expected)) => {
-                let found = found.strip_prefix("invalid type: ").unwrap_or(found);
-                let found = found.strip_prefix("invalid value: ").unwrap_or(found);
-                Error::field(path, expected, found)
-            }
-            None => Error::field(path, "a valid value", message),
+        let mut found = Some(json);
+        for segment in error.path() {
+            found = found.and_then(|value| match segment {
+                Segment::Map { key } => value.get(key),
+                Segment::Seq { index } => value.get(index),
+                _ => None,
+            });
         }
+        let found = found.map_or_else(|| message.clone(), shown);
+        let expected = message.rsplit_once(", expected ").map(|(_, name)| name);
+        Error::field(path, expected.map_or("a valid value", in_words), found)
     })
+}
+
+/// What serde names by a Rust type, as the file's author knows it.
+fn in_words(expected: &str) -> &str {
+    match expected {
+        "i32" | "u8" => "a whole number",
+        "f32" => "a number",
+        "a boolean" => "true or false",
+        "a sequence" => "a list",
+        other if other.starts_with("struct ") => "an object",
+        other => other,
+    }
+}
+
+/// A value as an error shows it, however large it is.
+fn shown(value: &Value) -> String {
+    const MAX: usize = 60;
+    match value {
+        Value::Array(items) => format!("a list of {}", items.len()),
+        Value::Object(_) => "an object".to_owned(),
+        Value::String(text) if text.chars().count() > MAX => {
+            let start: String = text.chars().take(MAX).collect();
+            format!("{start:?}...")
+        }
+        Value::String(text) => format!("{text:?}"),
+        other => other.to_string(),
+    }
 }
 
 /// Reads a JSON object of a reasonable size.
@@ -214,7 +244,7 @@ pub(crate) fn read_json_object(path: &Path) -> Result<Map<String, Value>> {
         }
         match serde_json::from_slice(&std::fs::read(path)?)? {
             Value::Object(object) => Ok(object),
-            _ => Err(Error::field("content", "a JSON object", "another value")),
+            other => Err(Error::field("content", "a JSON object", shown(&other))),
         }
     };
     read().map_err(|error| error.with_path(path))
@@ -237,6 +267,22 @@ pub(crate) fn check_size(field: &str, value: i32) -> Result<()> {
 /// Checks a count of layers.
 pub(crate) fn check_layers(field: &str, value: i32) -> Result<()> {
     check(field, value, 1..=MAX_LAYERS)
+}
+
+/// The width of a head where the config gives none: the heads share the hidden size, which they
+/// must divide.
+pub(crate) fn head_dim(hidden_size: i32, num_heads: i32) -> Result<i32> {
+    check_size("hidden_size", hidden_size)?;
+    check_size("num_attention_heads", num_heads)?;
+    if hidden_size % num_heads != 0 {
+        let expected = format!("a divisor of the hidden_size {hidden_size}");
+        return Err(Error::field(
+            "num_attention_heads",
+            expected,
+            num_heads.to_string(),
+        ));
+    }
+    Ok(hidden_size / num_heads)
 }
 
 /// Checks that a number is positive and finite.
@@ -317,7 +363,7 @@ impl RopeSection {
             other => {
                 return Err(Error::unsupported(
                     "rope_scaling.type",
-                    format!("{other:?}"),
+                    shown(&Value::String(other.to_owned())),
                 ));
             }
         })

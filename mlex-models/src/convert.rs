@@ -1,6 +1,6 @@
 //! From a GGUF file to an MLX directory.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
@@ -11,8 +11,8 @@ use mlex_core::io::{StoredDtype, TensorSpec, write_safetensors};
 use serde_json::{Map, Value, json};
 
 use crate::files::{ModelFiles, Tensors, total_bytes};
-use crate::load::LoadProgress;
-use crate::{Error, Result, ResultExt};
+use crate::load::{LoadProgress, check_dtype};
+use crate::{Error, ErrorKind, Result, ResultExt};
 
 /// The most bytes of tensors in one file, as the Hub has it.
 const SHARD_BYTES: u64 = 5_000_000_000;
@@ -37,15 +37,17 @@ impl ConvertOptions {
 /// Converts a GGUF file to a directory that mlex and mlx-lm load, tensor by tensor.
 ///
 /// Blocks that MLX has a layout for keep their exact values; other quantized tensors become
-/// f32. The directory appears when all of it is written.
+/// f32. The directory appears when all of it is written. `on_progress` is called after every
+/// tensor; returning `false` from it ends the conversion and leaves nothing behind.
 ///
 /// # Errors
-/// When the file is not a GGUF of a known architecture, `out` exists already, or writing fails.
+/// When it was cancelled, the file is not a GGUF of a known architecture, `out` exists already,
+/// or writing fails.
 pub fn convert(
     files: &ModelFiles,
     out: &Path,
     options: ConvertOptions,
-    mut on_progress: impl FnMut(LoadProgress),
+    mut on_progress: impl FnMut(LoadProgress) -> bool,
 ) -> Result<()> {
     if !files.is_gguf() {
         let error = Error::unsupported("convert", "a model directory as the source");
@@ -55,6 +57,7 @@ pub fn convert(
         let error = Error::field("output directory", "one that does not exist", "it exists");
         return Err(error.with_path(out));
     }
+    check_dtype(options.dtype)?;
     let config = files.config()?;
     let tensors = files.tensors()?;
     let tokenizer = files.tokenizer()?;
@@ -111,7 +114,7 @@ fn write_tensors(
     dir: &Path,
     tensors: Tensors,
     dtype: Option<Dtype>,
-    on_progress: &mut dyn FnMut(LoadProgress),
+    on_progress: &mut dyn FnMut(LoadProgress) -> bool,
 ) -> Result<()> {
     let total = total_bytes(&tensors);
     let shards = shards(tensors);
@@ -130,7 +133,7 @@ fn write_tensors(
             on_progress(LoadProgress {
                 loaded: loaded.min(total),
                 total,
-            });
+            })
         })?;
     }
     if count > 1 {
@@ -165,7 +168,7 @@ fn write_shard(
     path: &Path,
     tensors: Tensors,
     dtype: Option<Dtype>,
-    on_written: &mut dyn FnMut(usize),
+    on_written: &mut dyn FnMut(usize) -> bool,
 ) -> Result<()> {
     let cast = |from: Dtype| dtype.filter(|_| from.is_float()).unwrap_or(from);
     let specs: Vec<TensorSpec> = tensors
@@ -177,6 +180,7 @@ fn write_shard(
         })
         .collect();
     let tensors = RefCell::new(tensors);
+    let cancelled = Cell::new(false);
     let metadata = BTreeMap::from([("format".to_owned(), "mlx".to_owned())]);
     let write = |spec: &TensorSpec, sink: &mut mlex_core::io::TensorSink<'_>| {
         // The writer asks once for each spec, and each has its tensor.
@@ -189,10 +193,17 @@ fn write_shard(
             array = array.as_type(wanted)?;
         }
         sink.write_all(array.as_bytes()?)?;
-        on_written(array.nbytes());
-        Ok(())
+        if on_written(array.nbytes()) {
+            return Ok(());
+        }
+        cancelled.set(true);
+        Err(std::io::Error::from(std::io::ErrorKind::Interrupted).into())
     };
-    Ok(write_safetensors(path, specs, &metadata, write)?)
+    let written = write_safetensors(path, specs, &metadata, write);
+    if cancelled.get() {
+        return Err(Error::new(ErrorKind::Cancelled));
+    }
+    Ok(written?)
 }
 
 fn stored(dtype: Dtype) -> StoredDtype {

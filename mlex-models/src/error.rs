@@ -1,7 +1,7 @@
 //! The error of this crate: an opaque [`Error`] with an [`ErrorKind`] that holds the data of
 //! the failure, and the file it was met in.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 /// The result of every fallible call of this crate.
@@ -28,6 +28,9 @@ pub enum ErrorKind {
     /// A layer could not be built or run, or the tensors do not fit the architecture.
     #[error("{0}")]
     Nn(mlex_nn::Error),
+    /// The caller stopped it.
+    #[error("cancelled")]
+    Cancelled,
     /// The thread that owns the model has ended; a panic on it was reported there.
     #[error("the model's thread has ended")]
     EngineGone,
@@ -135,8 +138,7 @@ impl Error {
     /// Names the file that the error was met in, unless one is named already.
     #[must_use]
     pub fn with_path(mut self, path: impl AsRef<Path>) -> Self {
-        let named = matches!(&self.0.kind, ErrorKind::Core(core) if core.path().is_some());
-        if !named {
+        if self.path().is_none() {
             self.0
                 .path
                 .get_or_insert_with(|| path.as_ref().to_path_buf());
@@ -163,10 +165,36 @@ impl Error {
 
     /// The file it went wrong in.
     pub fn path(&self) -> Option<&Path> {
-        match &self.0.kind {
-            ErrorKind::Core(core) => core.path().or(self.0.path.as_deref()),
-            _ => self.0.path.as_deref(),
+        let core = match &self.0.kind {
+            ErrorKind::Core(core) => Some(core),
+            ErrorKind::Nn(nn) => match nn.kind() {
+                mlex_nn::ErrorKind::Core(core) => Some(core),
+                _ => None,
+            },
+            _ => None,
+        };
+        core.and_then(mlex_core::Error::path)
+            .or(self.0.path.as_deref())
+    }
+}
+
+/// Writes what names and values of files hold without their control characters, so that a
+/// message stays on its line.
+struct OneLine<'a, 'b>(&'a mut fmt::Formatter<'b>);
+
+impl fmt::Write for OneLine<'_, '_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let mut rest = text;
+        while let Some(at) = rest.find(char::is_control) {
+            let (plain, control) = rest.split_at(at);
+            self.0.write_str(plain)?;
+            let mut chars = control.chars();
+            for character in chars.by_ref().take(1) {
+                write!(self.0, "{}", character.escape_default())?;
+            }
+            rest = chars.as_str();
         }
+        self.0.write_str(rest)
     }
 }
 
@@ -204,10 +232,11 @@ impl From<serde_json::Error> for Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut line = OneLine(f);
         if let Some(path) = &self.0.path {
-            write!(f, "{}: ", path.display())?;
+            write!(line, "{}: ", path.display())?;
         }
-        write!(f, "{}", self.0.kind)
+        write!(line, "{}", self.0.kind)
     }
 }
 
@@ -247,6 +276,8 @@ mod tests {
             "m/config.json: rope_theta: expected a number, found \"high\""
         );
         assert_eq!(Error::tokenizer("a\n  b\r\n").to_string(), "tokenizer: a b");
+        let error = Error::missing("x\ny").with_path("a\rb");
+        assert_eq!(error.to_string(), "a\\rb: missing x\\ny");
     }
 
     #[test]

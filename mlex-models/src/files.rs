@@ -54,6 +54,16 @@ impl ModelFiles {
         &self.path
     }
 
+    /// Names the file that an error of building the model is about, unless it names one:
+    /// config.json for a setting of it.
+    pub fn locate(&self, error: Error) -> Error {
+        if !self.is_gguf() && error.is_about_config() {
+            error.with_path(self.path.join("config.json"))
+        } else {
+            error.with_path(&self.path)
+        }
+    }
+
     /// Whether it is a GGUF file.
     pub fn is_gguf(&self) -> bool {
         matches!(self.kind, Kind::Gguf(_))

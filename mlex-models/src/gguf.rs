@@ -78,6 +78,15 @@ pub(crate) fn config(file: &GgufFile) -> Result<ModelConfig> {
         .and_then(|info| info.shape.first().copied())
         .ok_or_else(|| Error::missing("tensor \"token_embd.weight\""))?;
     let context = optional("context_length")?;
+    if let Some(dims) = optional("rope.dimension_count")?
+        && heads > 0
+        && dims != head_dim.unwrap_or(hidden_size / heads)
+    {
+        return Err(Error::unsupported(
+            format!("{arch}.rope.dimension_count"),
+            format!("{dims}, a part of each head,"),
+        ));
+    }
 
     let mut config = Map::new();
     let mut put = |key: &str, value: Value| config.insert(key.to_owned(), value);
@@ -106,6 +115,17 @@ pub(crate) fn config(file: &GgufFile) -> Result<ModelConfig> {
         "tie_word_embeddings",
         json!(file.info("output.weight").is_none()),
     );
+    // Llama has biases as a setting; Qwen2 always has its own.
+    if dialect.name == "llama" {
+        for (tensor, field) in [
+            ("blk.0.attn_q.bias", "attention_bias"),
+            ("blk.0.ffn_gate.bias", "mlp_bias"),
+        ] {
+            if file.info(tensor).is_some() {
+                put(field, json!(true));
+            }
+        }
+    }
     if let Some(scaling) = rope_scaling(file, arch, context)? {
         put("rope_scaling", scaling);
     }

@@ -5,7 +5,7 @@ use mlex_nn::Weights;
 
 use crate::config::ModelConfig;
 use crate::files::{ModelFiles, total_bytes};
-use crate::{Model, Result, registry};
+use crate::{Error, Model, Result, registry};
 
 /// How far a load is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,16 +34,29 @@ impl std::fmt::Debug for LoadedModel {
     }
 }
 
+/// Checks what floating-point tensors shall become.
+pub(crate) fn check_dtype(dtype: Option<Dtype>) -> Result<()> {
+    match dtype.filter(|dtype| !dtype.is_float()) {
+        Some(other) => {
+            let expected = "a floating-point type";
+            Err(Error::field("dtype", expected, other.to_string()))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Loads the model of `files` on the current stream's device. Floating-point tensors become
 /// `dtype` where one is given. Tensors are read one at a time.
 ///
 /// # Errors
-/// When a file, a field of the config or a tensor is missing or wrong; the error names it.
+/// When a file, a field of the config or a tensor is missing or wrong; the error names it. When
+/// `dtype` is not floating-point.
 pub fn load(
     files: &ModelFiles,
     dtype: Option<Dtype>,
     mut on_progress: impl FnMut(LoadProgress) + 'static,
 ) -> Result<LoadedModel> {
+    check_dtype(dtype)?;
     let config = files.config()?;
     let build = || {
         let tensors = files.tensors()?;
@@ -60,16 +73,7 @@ pub fn load(
             }));
         Ok((registry::build(&config, &weights)?, total))
     };
-    let (model, file_bytes) = build().map_err(|error: crate::Error| {
-        // What is about the config, and not about a file of its own, was read from there.
-        if files.is_gguf() {
-            error.with_path(files.path())
-        } else if error.is_about_config() {
-            error.with_path(files.path().join("config.json"))
-        } else {
-            error.with_path(files.path())
-        }
-    })?;
+    let (model, file_bytes) = build().map_err(|error: Error| files.locate(error))?;
     tracing::debug!(?config, file_bytes, "loaded a model");
     Ok(LoadedModel {
         config,

@@ -39,7 +39,7 @@ pub fn build(config: &ModelConfig, weights: &Weights) -> Result<Box<dyn Model>> 
         .find(|entry| entry.model_types.contains(&name))
         .ok_or_else(|| {
             Error::new(ErrorKind::UnknownModelType {
-                found: name.to_owned(),
+                found: name.chars().take(100).collect(),
                 known: model_types().collect(),
             })
         })?;

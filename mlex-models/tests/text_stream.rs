@@ -1,4 +1,5 @@
 //! Streamed decoding and stop strings: pieces put together are the whole.
+#![allow(clippy::unwrap_used)]
 
 use mlex_models::text::{GgufVocab, StopSequences, StreamingDetokenizer, Tokenizer};
 use proptest::prelude::*;
@@ -16,7 +17,10 @@ impl Pair {
         let path = dir.path().join("tokenizer.json");
         std::fs::write(&path, file.to_string()).unwrap();
         let reference = tokenizers::Tokenizer::from_file(&path).unwrap();
-        Self { ours: Tokenizer::from_dir(dir.path()).unwrap(), reference }
+        Self {
+            ours: Tokenizer::from_dir(dir.path()).unwrap(),
+            reference,
+        }
     }
 
     fn check(&self, ids: &[u32], skip_special: bool) {
@@ -30,7 +34,10 @@ impl Pair {
         let mut text = String::new();
         for &id in ids {
             text.push_str(&stream.push(id));
-            assert!(expected.starts_with(&text), "{text:?} is not the beginning of {expected:?}");
+            assert!(
+                expected.starts_with(&text),
+                "{text:?} is not the beginning of {expected:?}"
+            );
         }
         text.push_str(&stream.finish());
         assert_eq!(text, expected);
@@ -39,8 +46,11 @@ impl Pair {
 }
 
 fn file(tokens: &[String], special: &[usize], decoder: Value) -> Value {
-    let vocab: serde_json::Map<String, Value> =
-        tokens.iter().enumerate().map(|(id, token)| (token.clone(), id.into())).collect();
+    let vocab: serde_json::Map<String, Value> = tokens
+        .iter()
+        .enumerate()
+        .map(|(id, token)| (token.clone(), id.into()))
+        .collect();
     let added: Vec<Value> = special
         .iter()
         .map(|&id| {
@@ -68,8 +78,18 @@ fn byte_level() -> Pair {
     let alphabet = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();
     let mut tokens: Vec<String> = alphabet.into_iter().map(String::from).collect();
     tokens.sort();
-    let more =
-        ["<|end|>", "<｜fin▁｜>", "Ġthe", "ðŁĺ", "ĢðŁ", "Ã©Ġ", "ĠĠ", "é你", "\n"].map(String::from);
+    let more = [
+        "<|end|>",
+        "<｜fin▁｜>",
+        "Ġthe",
+        "ðŁĺ",
+        "ĢðŁ",
+        "Ã©Ġ",
+        "ĠĠ",
+        "é你",
+        "\n",
+    ]
+    .map(String::from);
     tokens.extend(more);
     Pair::new(&file(&tokens, &[256, 257], byte_level_step()))
 }
@@ -79,7 +99,8 @@ fn sentencepiece_tokens() -> Vec<String> {
     let mut tokens = ["<unk>", "<s>", "</s>"].map(String::from).to_vec();
     tokens.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
     let more = [
-        "▁", "▁▁", "▁the", "a▁b", "é", "你好", " ", "<0x+A>", "<0xé>", "<0xG0>", ".", "'s", "▁n't", "▁'",
+        "▁", "▁▁", "▁the", "a▁b", "é", "你好", " ", "<0x+A>", "<0xé>", "<0xG0>", ".", "'s", "▁n't",
+        "▁'",
     ];
     tokens.extend(more.map(String::from));
     tokens
@@ -94,9 +115,7 @@ fn sentencepiece() -> Vec<Pair> {
     let fallback = json!({"type": "ByteFallback"});
     let fuse = json!({"type": "Fuse"});
     let strip = json!({"type": "Strip", "content": " ", "start": 1, "stop": 0});
-    let metaspace = |scheme: &str| {
-        json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": true})
-    };
+    let metaspace = |scheme: &str| json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": true});
     let sequence = |decoders: Vec<&Value>| json!({"type": "Sequence", "decoders": decoders});
     let decoders = [
         sequence(vec![&replace(), &fallback, &fuse, &strip]),
@@ -104,15 +123,30 @@ fn sentencepiece() -> Vec<Pair> {
         sequence(vec![&fallback, &metaspace("always")]),
         sequence(vec![&fallback, &fuse, &metaspace("always")]),
         sequence(vec![&fuse, &metaspace("never")]),
-        sequence(vec![&fallback, &fuse, &json!({"type": "Replace", "pattern": {"String": "▁▁"}, "content": "_"})]),
-        sequence(vec![&replace(), &strip, &fuse, &json!({"type": "Strip", "content": " ", "start": 3, "stop": 0})]),
-        sequence(vec![&json!({"type": "Replace", "pattern": {"Regex": "[a▁]+"}, "content": "-"}), &fallback]),
+        sequence(vec![
+            &fallback,
+            &fuse,
+            &json!({"type": "Replace", "pattern": {"String": "▁▁"}, "content": "_"}),
+        ]),
+        sequence(vec![
+            &replace(),
+            &strip,
+            &fuse,
+            &json!({"type": "Strip", "content": " ", "start": 3, "stop": 0}),
+        ]),
+        sequence(vec![
+            &json!({"type": "Replace", "pattern": {"Regex": "[a▁]+"}, "content": "-"}),
+            &fallback,
+        ]),
         metaspace("first"),
         json!({"type": "WordPiece", "prefix": "▁", "cleanup": true}),
         json!({"type": "BPEDecoder", "suffix": "▁"}),
         Value::Null,
     ];
-    decoders.iter().map(|decoder| Pair::new(&file(&sentencepiece_tokens(), &[1, 2], decoder.clone()))).collect()
+    decoders
+        .iter()
+        .map(|decoder| Pair::new(&file(&sentencepiece_tokens(), &[1, 2], decoder.clone())))
+        .collect()
 }
 
 proptest! {
@@ -167,8 +201,10 @@ fn a_character_comes_when_it_is_complete_and_spaces_stay() {
 
 #[test]
 fn clean_up_applies_where_transformers_applies_it() {
-    let tokens =
-        ["Hi", " ", ".", " '", "  ", "s", "n't", " do", ",", "'", "?!", "ve", "<unk>"].map(String::from);
+    let tokens = [
+        "Hi", " ", ".", " '", "  ", "s", "n't", " do", ",", "'", "?!", "ve", "<unk>",
+    ]
+    .map(String::from);
     let scored: Vec<Value> = tokens.iter().map(|token| json!([token, -1.0])).collect();
     let mut unigram = file(&[], &[], json!({"type": "Fuse"}));
     unigram["model"] = json!({"type": "Unigram", "unk_id": 12, "vocab": scored});
@@ -178,13 +214,18 @@ fn clean_up_applies_where_transformers_applies_it() {
         std::fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
         Tokenizer::from_dir(dir.path()).unwrap()
     };
-    let ids = [0, 1, 2, 0, 1, 8, 0, 1, 6, 0, 3, 5, 0, 3, 1, 7, 4, 2, 1, 9, 11, 1];
+    let ids = [
+        0, 1, 2, 0, 1, 8, 0, 1, 6, 0, 3, 5, 0, 3, 1, 7, 4, 2, 1, 9, 11, 1,
+    ];
     let text = "Hi .Hi ,Hi n'tHi 'sHi '  do  . 've ";
     // By transformers' clean_up_tokenization: ten replacements, each over the whole text.
     let clean = "Hi.Hi,Hin'tHi'sHi' do .'ve ";
     let on = json!({"clean_up_tokenization_spaces": true});
     assert_eq!(load(&unigram, json!({})).decode(&ids, false).unwrap(), text);
-    assert_eq!(load(&unigram, on.clone()).decode(&ids, false).unwrap(), clean);
+    assert_eq!(
+        load(&unigram, on.clone()).decode(&ids, false).unwrap(),
+        clean
+    );
     let bpe = file(&tokens, &[], json!({"type": "Fuse"}));
     assert_eq!(load(&bpe, on).decode(&ids, false).unwrap(), text);
     let forced = json!({"clean_up_tokenization_spaces": true,
@@ -195,7 +236,9 @@ fn clean_up_applies_where_transformers_applies_it() {
 /// The output up to the stop string that ends first, of those the longest; by trying each end.
 fn naive(stops: &[String], text: &str) -> (String, Option<String>) {
     for end in (0..=text.len()).filter(|&end| text.is_char_boundary(end)) {
-        let ending = stops.iter().filter(|stop| !stop.is_empty() && text[..end].ends_with(*stop));
+        let ending = stops
+            .iter()
+            .filter(|stop| !stop.is_empty() && text[..end].ends_with(*stop));
         if let Some(stop) = ending.max_by_key(|stop| stop.len()) {
             return (text[..end - stop.len()].to_owned(), Some(stop.clone()));
         }
@@ -255,9 +298,12 @@ fn smollm2_pieces_are_the_whole() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let size = u32::try_from(pair.ours.vocab_size()).unwrap();
     runner
-        .run(&(prop::collection::vec(0..size, 0..60), any::<bool>()), |(ids, skip)| {
-            pair.check(&ids, skip);
-            Ok(())
-        })
+        .run(
+            &(prop::collection::vec(0..size, 0..60), any::<bool>()),
+            |(ids, skip)| {
+                pair.check(&ids, skip);
+                Ok(())
+            },
+        )
         .unwrap();
 }

@@ -1,5 +1,6 @@
 //! Chat templates against renderings by transformers (tests/data/templates.json and
 //! qwen3-template.json, made by tools/).
+#![allow(clippy::unwrap_used)]
 
 use mlex_models::text::{ChatRequest, ChatTemplate, LocalTime};
 use serde_json::{Map, Value, json};
@@ -116,20 +117,38 @@ fn user(text: &str) -> Vec<Value> {
 fn plain(source: &str) -> Result<String, String> {
     let template = ChatTemplate::new(source).map_err(|error| error.to_string())?;
     let messages = user("Hi");
-    let request = ChatRequest { messages: &messages, ..ChatRequest::default() };
+    let request = ChatRequest {
+        messages: &messages,
+        ..ChatRequest::default()
+    };
     template.render(&request).map_err(|error| error.to_string())
 }
 
 #[test]
 fn a_broken_template_names_itself_and_its_line() {
     let cases = [
-        ("a\n{% if %}", "chat template: default, line 2: syntax error: "),
+        (
+            "a\n{% if %}",
+            "chat template: default, line 2: syntax error: ",
+        ),
         ("{{ x", "chat template: default, line 1: syntax error: "),
         ("a\n\n{{ x.y }}", "chat template: default, line 3: "),
-        ("\n{{ raise_exception('No\nsuch role') }}", "chat template: default, line 2: No such role"),
-        ("{{ messages | nofilter }}", "chat template: default, line 1: unknown filter: "),
-        ("{{ missing | tojson }}", "chat template: default, line 1: tojson: undefined is not JSON"),
-        ("{{ 1 | tojson(indnt=2) }}", "chat template: default, line 1: "),
+        (
+            "\n{{ raise_exception('No\nsuch role') }}",
+            "chat template: default, line 2: No such role",
+        ),
+        (
+            "{{ messages | nofilter }}",
+            "chat template: default, line 1: unknown filter: ",
+        ),
+        (
+            "{{ missing | tojson }}",
+            "chat template: default, line 1: tojson: undefined is not JSON",
+        ),
+        (
+            "{{ 1 | tojson(indnt=2) }}",
+            "chat template: default, line 1: ",
+        ),
         ("{% include 'other' %}", "chat template: default, line 1: "),
     ];
     for (source, expected) in cases {
@@ -147,7 +166,6 @@ fn hostile_templates_end_with_an_error() {
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}".to_owned(),
         "{% set ns = namespace(s='x') %}{% for i in range(200) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}".to_owned(),
         "{% set ns = namespace(s='x') %}{% for i in range(200) %}{% set ns.s = ns.s + ns.s %}{% endfor %}".to_owned(),
-        "{% set ns = namespace(s=[1]) %}{% for i in range(200) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s }}".to_owned(),
         "{{ 'x' * 10000000000 }}".to_owned(),
         "{{ range(10000000000) | list }}".to_owned(),
         "{{ 'a' | indent(10000000000) }}".to_owned(),
@@ -155,6 +173,7 @@ fn hostile_templates_end_with_an_error() {
         "{{ ('a' * 1000000).replace('a', 'b' * 1000000) }}".to_owned(),
         "{{ '{:>999999999999}'.format('a') }}".to_owned(),
         "{{ '%999999999999s' | format('a') }}".to_owned(),
+        "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}".to_owned(),
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}".to_owned(),
         "{% macro f(x) %}{{ f(x ~ x) }}{% endmacro %}{{ f('x') }}".to_owned(),
         format!("{{{{ {nested} }}}}"),
@@ -167,8 +186,15 @@ fn hostile_templates_end_with_an_error() {
         let start = std::time::Instant::now();
         let error = plain(&source).unwrap_err();
         let shown: String = source.chars().take(80).collect();
-        assert!(start.elapsed().as_secs() < 20, "{shown}: {:?}", start.elapsed());
-        assert!(!error.contains('\n') && error.len() < 1000, "{shown}: {error}");
+        assert!(
+            start.elapsed().as_secs() < 20,
+            "{shown}: {:?}",
+            start.elapsed()
+        );
+        assert!(
+            !error.contains('\n') && error.len() < 1000,
+            "{shown}: {error}"
+        );
     }
     // Long chains of values and operators: an error or a result, but no overflow.
     let chains = [
@@ -188,29 +214,42 @@ fn hostile_templates_end_with_an_error() {
 #[test]
 fn a_long_chat_is_within_the_limits() {
     let source = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}\n{% endfor %}";
-    let messages: Vec<Value> =
-        (0..2000).map(|_| json!({"role": "user", "content": "x".repeat(5000)})).collect();
+    let messages: Vec<Value> = (0..2000)
+        .map(|_| json!({"role": "user", "content": "x".repeat(5000)}))
+        .collect();
     let template = ChatTemplate::new(source).unwrap();
-    let request = ChatRequest { messages: &messages, ..ChatRequest::default() };
+    let request = ChatRequest {
+        messages: &messages,
+        ..ChatRequest::default()
+    };
     assert_eq!(template.render(&request).unwrap().len(), 2000 * 5007);
 }
 
 #[test]
 fn the_named_template_is_chosen_as_transformers_chooses_it() {
     let named = |names: &[&str]| {
-        let templates = names.iter().map(|name| ((*name).to_owned(), format!("<{name}>")));
+        let templates = names
+            .iter()
+            .map(|name| ((*name).to_owned(), format!("<{name}>")));
         ChatTemplate::named(templates.collect()).unwrap()
     };
     let tools = [json!({"name": "f"})];
     let with = |template: &ChatTemplate, tools, name| {
-        let request = ChatRequest { tools, template: name, ..ChatRequest::default() };
+        let request = ChatRequest {
+            tools,
+            template: name,
+            ..ChatRequest::default()
+        };
         template.render(&request).map_err(|error| error.to_string())
     };
     let both = named(&["tool_use", "default", "rag"]);
     assert_eq!(with(&both, None, None).unwrap(), "<default>");
     assert_eq!(with(&both, Some(&tools[..]), None).unwrap(), "<tool_use>");
     assert_eq!(with(&both, Some(&tools[..]), Some("rag")).unwrap(), "<rag>");
-    assert_eq!(with(&named(&["default"]), Some(&tools[..]), None).unwrap(), "<default>");
+    assert_eq!(
+        with(&named(&["default"]), Some(&tools[..]), None).unwrap(),
+        "<default>"
+    );
     assert_eq!(
         with(&both, None, Some("x")).unwrap_err(),
         "chat template: no template \"x\"; there are default, tool_use, rag"
@@ -227,7 +266,9 @@ fn files_are_found_in_the_order_of_transformers() {
     let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
     let sources = || {
         let template = ChatTemplate::from_dir(dir.path()).unwrap()?;
-        let pairs = template.sources().map(|(name, source)| format!("{name}={source}"));
+        let pairs = template
+            .sources()
+            .map(|(name, source)| format!("{name}={source}"));
         Some(pairs.collect::<Vec<_>>().join(" "))
     };
     assert_eq!(sources(), None);
@@ -255,7 +296,13 @@ fn files_are_found_in_the_order_of_transformers() {
     let again = ChatTemplate::from_dir(saved.path()).unwrap().unwrap();
     assert!(template.sources().eq(again.sources()));
     let outside = ChatTemplate::named(vec![("../x".into(), "x".into())]).unwrap();
-    assert!(outside.save(saved.path()).unwrap_err().to_string().starts_with("chat_template name"));
+    assert!(
+        outside
+            .save(saved.path())
+            .unwrap_err()
+            .to_string()
+            .starts_with("chat_template name")
+    );
 }
 
 #[test]
@@ -274,7 +321,13 @@ fn broken_template_files_are_named() {
     assert!(error("chat_template.jinja", b"{% for").contains("default, line 1"));
     assert!(error("tokenizer_config.json", b"{\"chat_template\": ").contains("not valid JSON"));
     assert!(error("tokenizer_config.json", b"{\"chat_template\": 3}").contains("found 3"));
-    assert!(error("chat_template.json", b"{\"chat_template\": [{\"name\": 1}]}").contains("found an object"));
+    assert!(
+        error(
+            "chat_template.json",
+            b"{\"chat_template\": [{\"name\": 1}]}"
+        )
+        .contains("found an object")
+    );
     assert!(error("chat_template.json", b"[]").contains("expected an object, found a list"));
 }
 
@@ -282,7 +335,10 @@ fn broken_template_files_are_named() {
 fn a_message_that_is_no_object_is_named() {
     let template = ChatTemplate::new("x").unwrap();
     let messages = [json!({"role": "user"}), json!("Hi")];
-    let request = ChatRequest { messages: &messages, ..ChatRequest::default() };
+    let request = ChatRequest {
+        messages: &messages,
+        ..ChatRequest::default()
+    };
     assert_eq!(
         template.render(&request).unwrap_err().to_string(),
         "messages[1]: expected an object, found \"Hi\""
@@ -291,11 +347,18 @@ fn a_message_that_is_no_object_is_named() {
 
 #[test]
 fn variables_of_the_request_win_over_those_of_the_template() {
-    let tokens = json!({"bos_token": "<s>", "a": 1}).as_object().cloned().unwrap();
-    let template =
-        ChatTemplate::new("{{ bos_token }}{{ a }}{{ tools }}").unwrap().with_variables(tokens);
+    let tokens = json!({"bos_token": "<s>", "a": 1})
+        .as_object()
+        .cloned()
+        .unwrap();
+    let template = ChatTemplate::new("{{ bos_token }}{{ a }}{{ tools }}")
+        .unwrap()
+        .with_variables(tokens);
     let variables = json!({"a": 2, "tools": "no"}).as_object().cloned().unwrap();
-    let request = ChatRequest { variables, ..ChatRequest::default() };
+    let request = ChatRequest {
+        variables,
+        ..ChatRequest::default()
+    };
     assert_eq!(template.render(&request).unwrap(), "<s>2None");
 }
 
@@ -312,12 +375,16 @@ fn the_time_is_formatted_as_python_formats_it() {
         ("%U %W %V %G", "26 27 27 2024"),
         ("%D %F %T %R", "07/05/24 2024-07-05 09:08:07 09:08"),
         ("[%Z][%z] 100%% %f", "[][] 100% 000000"),
+        ("%%Z %%f", "%Z %f"),
         ("", ""),
         ("é 你", "é 你"),
     ];
     for (format, expected) in cases {
         let variables = json!({"f": format}).as_object().cloned().unwrap();
-        let request = ChatRequest { variables, ..ChatRequest::default() };
+        let request = ChatRequest {
+            variables,
+            ..ChatRequest::default()
+        };
         assert_eq!(template.render(&request).unwrap(), expected, "{format}");
     }
     assert!(LocalTime::new(2024, 2, 30, 0, 0, 0).is_none());

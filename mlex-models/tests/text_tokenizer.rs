@@ -1,9 +1,11 @@
 //! Tokenizers built by hand, files that are broken, and the real SmolLM2 vocabulary.
+#![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 
 use mlex_models::ErrorKind;
 use mlex_models::text::{GgufVocab, Tokenizer};
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 /// A byte-level vocabulary of a few tokens: all printable ASCII, a space, and some merges.
@@ -213,7 +215,11 @@ fn a_vocabulary_that_contradicts_itself_is_refused() {
             "an id of its own, found 3, which another token has",
         ),
         ("\"id\":103", "\"id\":104", "an id of its own"),
-        ("\"id\":104", "\"id\":900", "added_tokens: id of \"<think>\": expected 900, found 104"),
+        (
+            "\"id\":104",
+            "\"id\":900",
+            "added_tokens: id of \"<think>\": expected 900, found 104",
+        ),
         ("\"type\":\"BPE\"", "\"type\":\"Magic\"", "tokenizer"),
         ("\"model\":", "\"muddle\":", "missing field model"),
         ("\"vocab\":", "\"vocabulary\":", "missing field model.vocab"),
@@ -285,6 +291,61 @@ fn decoders_that_no_text_model_has_are_named() {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Whatever a byte of the file becomes, there is an answer and no panic.
+    #[test]
+    fn a_file_with_a_flaw_is_read_or_refused(at: prop::sample::Index, flaw in flaw()) {
+        let mut bytes = byte_level().to_string().into_bytes();
+        let at = at.index(bytes.len());
+        match flaw {
+            Flaw::Replace(byte) => bytes[at] = byte,
+            Flaw::Remove(count) => drop(bytes.drain(at..(at + count).min(bytes.len()))),
+            Flaw::Insert(text) => drop(bytes.splice(at..at, text.bytes())),
+        }
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("tokenizer.json"), &bytes).unwrap();
+        match Tokenizer::from_dir(dir.path()) {
+            Ok(tokenizer) => {
+                if let Ok(ids) = tokenizer.encode("hello <|end|>é\n", true) {
+                    tokenizer.decode(&ids, false).unwrap();
+                }
+            }
+            Err(error) => assert!(!error.to_string().contains('\n'), "{error}"),
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Flaw {
+    Replace(u8),
+    Remove(usize),
+    Insert(&'static str),
+}
+
+fn flaw() -> impl Strategy<Value = Flaw> {
+    let text = [
+        "null",
+        "[",
+        "}",
+        "\"",
+        "-1",
+        "1e9",
+        "true",
+        ",",
+        "{}",
+        "\\u0000",
+        "99999999999",
+    ];
+    prop_oneof![
+        any::<u8>().prop_map(Flaw::Replace),
+        (b'0'..=b'9').prop_map(Flaw::Replace),
+        (1usize..30).prop_map(Flaw::Remove),
+        prop::sample::select(text.to_vec()).prop_map(Flaw::Insert),
+    ]
+}
+
 fn gguf_vocab() -> GgufVocab {
     let mut vocab = GgufVocab::default();
     vocab.model = "gpt2".into();
@@ -313,7 +374,8 @@ fn a_gguf_vocabulary_splits_text_as_its_pre_tokenizer_says() {
 
 #[test]
 fn a_broken_gguf_vocabulary_is_refused() {
-    let cases: [(fn(&mut GgufVocab), &str); 9] = [
+    type Change = fn(&mut GgufVocab);
+    let cases: [(Change, &str); 9] = [
         (
             |v| v.tokens[2] = "h".into(),
             "tokenizer.ggml.tokens: expected each token once, found \"h\" as 1 and 2",

@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use mlex_core::Dtype;
+
 /// The result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -46,6 +48,8 @@ pub struct WeightErrors {
     pub unexpected: Vec<String>,
     /// Tensors of another shape than the model needs.
     pub misshapen: Vec<Misshapen>,
+    /// Tensors of another dtype than the model needs.
+    pub mistyped: Vec<Mistyped>,
 }
 
 /// A tensor of another shape than the model needs.
@@ -59,15 +63,45 @@ pub struct Misshapen {
     pub found: Vec<i32>,
 }
 
+/// A tensor of another dtype than the model needs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mistyped {
+    /// The tensor.
+    pub name: String,
+    /// The dtype that the model needs, in words.
+    pub expected: String,
+    /// The dtype that the checkpoint has.
+    pub found: Dtype,
+}
+
 impl WeightErrors {
     /// Whether everything fits.
     pub fn is_empty(&self) -> bool {
-        self.missing.is_empty() && self.unexpected.is_empty() && self.misshapen.is_empty()
+        let Self {
+            missing,
+            unexpected,
+            misshapen,
+            mistyped,
+        } = self;
+        missing.is_empty() && unexpected.is_empty() && misshapen.is_empty() && mistyped.is_empty()
     }
 }
 
 /// How many names of each list a message shows.
 const SHOWN: usize = 4;
+
+/// How long a tensor's name is shown; one that is longer was made to be.
+const MAX_NAME: usize = 120;
+
+/// A name from a file, which may hold anything, on one line.
+fn shown(name: &str) -> String {
+    let mut text: String = name.escape_debug().take(MAX_NAME + 1).collect();
+    if text.chars().count() > MAX_NAME {
+        text.pop();
+        text.push_str("...");
+    }
+    text
+}
 
 /// `2 missing (a, b)`, the first few names.
 fn list(f: &mut fmt::Formatter<'_>, first: &mut bool, what: &str, names: &[String]) -> fmt::Result {
@@ -76,8 +110,8 @@ fn list(f: &mut fmt::Formatter<'_>, first: &mut bool, what: &str, names: &[Strin
     }
     let separator = if std::mem::take(first) { "" } else { "; " };
     let more = if names.len() > SHOWN { ", ..." } else { "" };
-    let shown = names[..names.len().min(SHOWN)].join(", ");
-    write!(f, "{separator}{} {what} ({shown}{more})", names.len())
+    let first = names[..names.len().min(SHOWN)].join(", ");
+    write!(f, "{separator}{} {what} ({first}{more})", names.len())
 }
 
 impl fmt::Display for WeightErrors {
@@ -91,15 +125,29 @@ impl fmt::Display for WeightErrors {
                      expected,
                      found,
                  }| {
+                    let name = shown(name);
                     format!("{name}: expected shape {expected:?}, found {found:?}")
                 },
             )
             .collect();
+        let mistyped: Vec<String> = self
+            .mistyped
+            .iter()
+            .map(
+                |Mistyped {
+                     name,
+                     expected,
+                     found,
+                 }| { format!("{}: expected {expected}, found {found}", shown(name)) },
+            )
+            .collect();
+        let names = |names: &[String]| names.iter().map(|name| shown(name)).collect::<Vec<_>>();
         let mut first = true;
         f.write_str("the tensors do not fit the model: ")?;
-        list(f, &mut first, "missing", &self.missing)?;
-        list(f, &mut first, "unexpected", &self.unexpected)?;
-        list(f, &mut first, "of another shape", &misshapen)
+        list(f, &mut first, "missing", &names(&self.missing))?;
+        list(f, &mut first, "unexpected", &names(&self.unexpected))?;
+        list(f, &mut first, "of another shape", &misshapen)?;
+        list(f, &mut first, "of another dtype", &mistyped)
     }
 }
 
@@ -149,7 +197,7 @@ impl From<mlex_core::Error> for Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(layer) = &self.0.layer {
-            write!(f, "{layer}: ")?;
+            write!(f, "{}: ", shown(layer))?;
         }
         write!(f, "{}", self.0.kind)
     }
@@ -181,12 +229,18 @@ mod tests {
                 expected: vec![2, 3],
                 found: vec![3, 2],
             }],
+            mistyped: vec![Mistyped {
+                name: "c\n.weight".into(),
+                expected: "a floating-point type".into(),
+                found: Dtype::Int32,
+            }],
         };
         assert_eq!(
             Error::new(ErrorKind::Weights(errors)).to_string(),
             "the tensors do not fit the model: 1 missing (a.weight); \
              6 unexpected (x0, x1, x2, x3, ...); \
-             1 of another shape (b.weight: expected shape [2, 3], found [3, 2])"
+             1 of another shape (b.weight: expected shape [2, 3], found [3, 2]); \
+             1 of another dtype (c\\n.weight: expected a floating-point type, found int32)"
         );
     }
 }

@@ -20,7 +20,7 @@ pub use activation::{Activation, GatedMlp};
 pub use attention::{AttentionConfig, SelfAttention};
 pub use cache::{Cache, KvCache, LayerCache, Mask, Offset};
 pub use embedding::Embedding;
-pub use error::{Error, ErrorKind, Misshapen, Result, WeightErrors};
+pub use error::{Error, ErrorKind, Misshapen, Mistyped, Result, WeightErrors};
 pub use linear::{Linear, Matrix};
 pub use norm::{LayerNorm, RmsNorm};
 pub use quant::QuantizationConfig;

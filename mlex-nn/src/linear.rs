@@ -1,6 +1,6 @@
 //! The linear layer, dense or quantized, and the weight that it shares with the embedding.
 
-use mlex_core::{Array, QuantizedWeight};
+use mlex_core::{Array, Dtype, QuantizedWeight};
 
 use crate::quant::packed_columns;
 use crate::{Result, Weights, dispatch};
@@ -25,19 +25,25 @@ impl Matrix {
     /// When it cannot be read or its layout is not one that MLX has.
     pub fn load(weights: &Weights, rows: i32, columns: i32) -> Result<Self> {
         let Some(layout) = weights.quantized()? else {
-            let transposed = weights.get("weight", &[rows, columns])?.t()?;
+            let transposed = weights.get_float("weight", &[rows, columns])?.t()?;
             return Ok(Self::Dense { transposed });
         };
         let (words, groups) =
             packed_columns(layout, columns).map_err(|error| error.with_layer(weights.prefix()))?;
         let biases = if layout.mode.has_biases() {
-            Some(weights.get("biases", &[rows, groups])?)
+            Some(weights.get_float("biases", &[rows, groups])?)
         } else {
             None
         };
+        let scales = if layout.mode.has_biases() {
+            weights.get_float("scales", &[rows, groups])?
+        } else {
+            // Exponents, or 8-bit floats.
+            weights.get_dtype("scales", &[rows, groups], Dtype::Uint8)?
+        };
         Ok(Self::Quantized(QuantizedWeight {
-            weight: weights.get("weight", &[rows, words])?,
-            scales: weights.get("scales", &[rows, groups])?,
+            weight: weights.get_dtype("weight", &[rows, words], Dtype::Uint32)?,
+            scales,
             biases,
             layout,
         }))
@@ -93,7 +99,7 @@ impl Linear {
     pub fn load(weights: &Weights, input: i32, output: i32, bias: bool) -> Result<Self> {
         let weight = Matrix::load(weights, output, input)?;
         let bias = if bias {
-            Some(weights.get("bias", &[output])?)
+            Some(weights.get_float("bias", &[output])?)
         } else {
             None
         };

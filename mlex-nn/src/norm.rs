@@ -18,7 +18,7 @@ impl RmsNorm {
     /// When it cannot be read.
     pub fn load(weights: &Weights, dim: i32, eps: f32) -> Result<Self> {
         Ok(Self {
-            weight: weights.get("weight", &[dim])?,
+            weight: weights.get_float("weight", &[dim])?,
             eps,
         })
     }
@@ -47,8 +47,12 @@ impl LayerNorm {
     /// When a tensor cannot be read.
     pub fn load(weights: &Weights, dim: i32, eps: f32) -> Result<Self> {
         Ok(Self {
-            weight: weights.get("weight", &[dim])?,
-            bias: weights.get_optional("bias", &[dim])?,
+            weight: weights.get_float("weight", &[dim])?,
+            bias: if weights.contains("bias") {
+                Some(weights.get_float("bias", &[dim])?)
+            } else {
+                None
+            },
             eps,
         })
     }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use mlex_core::{Array, Dtype, Quantized};
 
-use crate::error::{Misshapen, WeightErrors};
+use crate::error::{Misshapen, Mistyped, WeightErrors};
 use crate::quant::QuantizationConfig;
 use crate::{Error, ErrorKind, Result};
 
@@ -43,7 +43,7 @@ pub type OnLoad = Box<dyn FnMut(usize)>;
 
 /// A place in the tree of a checkpoint's weights: layers build themselves from it.
 ///
-/// What is missing or misshapen is noted, not returned at once: building goes on with a
+/// What is missing, misshapen or mistyped is noted, not returned at once: building goes on with a
 /// placeholder that is never computed, and [`finish`](Self::finish) gives one error that
 /// lists everything.
 #[derive(Clone)]
@@ -133,6 +133,36 @@ impl Weights {
     /// When it cannot be read. A missing or misshapen one is noted for
     /// [`finish`](Self::finish).
     pub fn get(&self, name: &str, shape: &[i32]) -> Result<Array> {
+        self.take(name, shape, |_| None)
+    }
+
+    /// As [`get`](Self::get), a tensor of any floating-point dtype.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get). One of another dtype is noted for [`finish`](Self::finish).
+    pub fn get_float(&self, name: &str, shape: &[i32]) -> Result<Array> {
+        self.take(name, shape, |found| {
+            (!found.is_float()).then(|| "a floating-point type".to_owned())
+        })
+    }
+
+    /// As [`get`](Self::get), a tensor of that dtype.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get). One of another dtype is noted for [`finish`](Self::finish).
+    pub fn get_dtype(&self, name: &str, shape: &[i32], dtype: Dtype) -> Result<Array> {
+        self.take(name, shape, |found| {
+            (found != dtype).then(|| dtype.to_string())
+        })
+    }
+
+    /// Takes a tensor out. `refuse` says what is expected in place of a dtype.
+    fn take(
+        &self,
+        name: &str,
+        shape: &[i32],
+        refuse: impl Fn(Dtype) -> Option<String>,
+    ) -> Result<Array> {
         let path = self.path(name);
         let mut state = self.state.borrow_mut();
         let Some(tensor) = state.tensors.remove(&path) else {
@@ -144,6 +174,14 @@ impl Weights {
                 name: path,
                 expected: shape.to_vec(),
                 found: tensor.shape,
+            });
+            return placeholder(shape);
+        }
+        if let Some(expected) = refuse(tensor.dtype) {
+            state.errors.mistyped.push(Mistyped {
+                name: path,
+                expected,
+                found: tensor.dtype,
             });
             return placeholder(shape);
         }
@@ -201,7 +239,7 @@ impl Weights {
     ///
     /// # Errors
     /// A [`Weights`](ErrorKind::Weights) error that lists every tensor that was missing, is
-    /// left over or has another shape.
+    /// left over or has another shape or dtype.
     pub fn finish(&self) -> Result<()> {
         let mut state = self.state.borrow_mut();
         let unexpected = state.tensors.keys().cloned().collect();

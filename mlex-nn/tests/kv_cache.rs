@@ -1,4 +1,5 @@
 //! The attention cache against plain lists of all keys and values.
+#![allow(clippy::unwrap_used, reason = "a helper fails as its test would")]
 
 use mlex_core::{Array, AttentionMask, Dtype};
 use mlex_nn::attention::attention;

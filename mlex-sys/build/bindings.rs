@@ -8,12 +8,13 @@ pub const FILE: &str = "bindings.rs";
 /// Part of the key: raise it when the options below change.
 pub const SCHEMA: &str = "2";
 
-/// Generates `folder/bindings.rs` from `folder/include/mlx/c/mlx.h`.
-pub fn generate(folder: &Path) -> Result<(), String> {
+/// Generates `folder/bindings.rs` from `folder/include/mlx/c/mlx.h` and the header `own`.
+pub fn generate(folder: &Path, own: &Path) -> Result<(), String> {
     let include = folder.join("include");
     let header = include.join("mlx/c/mlx.h");
     let bindings = bindgen::Builder::default()
         .header(header.to_string_lossy())
+        .header(own.to_string_lossy())
         .clang_arg(format!("-I{}", include.display()))
         .rust_edition(bindgen::RustEdition::Edition2024)
         .allowlist_item("_?(mlx|MLX)_.*")

@@ -16,6 +16,10 @@ use std::process::Command;
 /// Part of every key: raise it when the build changes in a way that no other input shows.
 const SCHEMA: &str = "1";
 
+/// Our own extension, compiled beside mlx-c.
+const HOST_OP_H: &str = "host_op.h";
+const HOST_OP_CPP: &str = "host_op.cpp";
+
 /// What was built or found.
 pub struct Built {
     /// Folder of MLX: `include/`, `lib/`.
@@ -73,9 +77,10 @@ pub fn build(config: &Config) -> Result<Built, String> {
     let headers = forced_headers(config, prefix.is_some());
     let mut key = key("mlxc");
     source.add_to(&mut key)?;
-    for header in &headers {
-        let text = fs::read(header).map_err(|e| format!("reading {}: {e}", header.display()))?;
-        key.add("header", text);
+    let own = [HOST_OP_H, HOST_OP_CPP].map(|name| config.manifest_dir.join("csrc").join(name));
+    for file in headers.iter().chain(&own) {
+        let text = fs::read(file).map_err(|e| format!("reading {}: {e}", file.display()))?;
+        key.add("source", text);
     }
     if let Some(prefix) = &prefix {
         key.add("prefix", prefix.folder.to_string_lossy().as_bytes());
@@ -107,8 +112,8 @@ pub fn build(config: &Config) -> Result<Built, String> {
             .unwrap_or_default(),
     };
     let mlxc = cache.ensure(&mlxc_name, |folder| {
-        build_mlxc(config, &fetch()?.mlxc, &mlx, &headers, folder)?;
-        bindings::generate(folder)
+        build_mlxc(config, &fetch()?.mlxc, &mlx, &headers, &own[1], folder)?;
+        bindings::generate(folder, &own[0])
     })?;
     for name in mlx_name.iter().chain([&mlxc_name]) {
         cache.watch(name);
@@ -196,6 +201,7 @@ fn build_mlxc(
     source: &Path,
     mlx: &Path,
     forced: &[PathBuf],
+    own: &Path,
     folder: &Path,
 ) -> Result<(), String> {
     let code = source.join("mlx/c");
@@ -215,6 +221,7 @@ fn build_mlxc(
         }
     }
     files.sort();
+    files.push(own.to_path_buf());
     let lib = folder.join("lib");
     let mut build = cc::Build::new();
     build

@@ -69,7 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     request.sampler = sampler;
 
     // Never dropped: its thread waits, idle, until the program has ended. Taking the model
-    // apart would only delay the end, and would race with the clean-up of MLX.
+    // apart would only delay the end.
     let session = ManuallyDrop::new(load(&args.model)?);
     let output = generate(&session, request, !args.json)?;
     if args.json {
@@ -109,7 +109,8 @@ struct Output {
 fn generate(session: &Session, request: Request, stream: bool) -> Result<Output> {
     let events = session.generate(request);
     let handle = events.cancel_handle();
-    cancel_on_interrupt(handle.clone())?;
+    let cancel = handle.clone();
+    cancel_on_interrupt(move || cancel.cancel())?;
     let (mut text, mut tokens, mut prompt_tokens) = (String::new(), Vec::new(), Vec::new());
     let mut completion = None;
     let mut printed = Ok(());

@@ -50,10 +50,10 @@ impl Report {
         let tensors = files.tensors()?;
         let quantization = config
             .quantization()
-            .map_err(|error| with_path(error, files))?;
+            .map_err(|error| files.locate(error))?;
         let groups = groups(&tensors, &quantization);
         let weight_bytes = total_bytes(&tensors);
-        let model = skeleton(&config, tensors).map_err(|error| with_path(error, files))?;
+        let model = skeleton(&config, tensors).map_err(|error| files.locate(error))?;
         let info = model.info().clone();
         let longest = info
             .max_context
@@ -309,20 +309,4 @@ fn tokenizer(files: &ModelFiles) -> Result<Option<(String, usize)>> {
         return Ok(None);
     };
     Ok(Some((kind, files.tokenizer()?.vocab_size())))
-}
-
-/// Names the file that an error of the config or the tensors is about.
-fn with_path(error: Error, files: &ModelFiles) -> Error {
-    let about_config = matches!(
-        error.kind(),
-        ErrorKind::Field { .. }
-            | ErrorKind::Missing { .. }
-            | ErrorKind::Unsupported { .. }
-            | ErrorKind::UnknownModelType { .. }
-    );
-    if about_config && !files.is_gguf() {
-        error.with_path(files.path().join("config.json"))
-    } else {
-        error.with_path(files.path())
-    }
 }

@@ -14,6 +14,7 @@ mod closure;
 mod data;
 mod error;
 mod handle;
+mod host;
 pub(crate) mod mapped_file;
 
 use std::cell::Cell;
@@ -30,6 +31,7 @@ pub(crate) use data::{array_from_bytes, array_from_slice, bytes_of, dtype_of, sh
 pub(crate) use handle::{
     ArrayHandle, DeviceHandle, StreamHandle, StringHandle, VectorHandle, c_string,
 };
+pub(crate) use host::{check_failures, host_op, host_slice, host_slice_mut};
 
 static LOCK: Mutex<()> = Mutex::new(());
 

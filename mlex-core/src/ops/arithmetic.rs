@@ -62,10 +62,6 @@ unary! {
     cos => mlx_cos;
     /// The hyperbolic cosine.
     cosh => mlx_cosh;
-    /// The error function.
-    erf => mlx_erf;
-    /// The inverse of the error function.
-    erfinv => mlx_erfinv;
     /// e to the power of each element.
     exp => mlx_exp;
     /// `exp(x) - 1`, exact for small x.
@@ -133,7 +129,8 @@ binary! {
     divide => mlx_divide;
     /// `self == other`, as bool.
     equal => mlx_equal;
-    /// `floor(self / other)`.
+    /// `floor(self / other)`; of integers the quotient towards zero. An integer divided by 0
+    /// ends the process on a CPU, as in MLX.
     floor_divide => mlx_floor_divide;
     /// `self > other`, as bool.
     greater => mlx_greater;
@@ -161,7 +158,8 @@ binary! {
     not_equal => mlx_not_equal;
     /// `self` to the power of `other`.
     power => mlx_power;
-    /// What is left of `self / other`, with the sign of `other`.
+    /// What is left of `self / other`, with the sign of `other`. An integer divided by 0 ends
+    /// the process on a CPU, as in MLX.
     remainder => mlx_remainder;
     /// Bits shifted down.
     right_shift => mlx_right_shift;
@@ -170,7 +168,8 @@ binary! {
 }
 
 impl Array {
-    /// Quotient (rounded down) and remainder.
+    /// Quotient (towards zero) and remainder. An integer divided by 0 ends the process on a
+    /// CPU, as in MLX.
     ///
     /// # Errors
     /// When the shapes do not broadcast.
@@ -186,6 +185,37 @@ impl Array {
                 found: outputs.len() as u64,
             })),
         }
+    }
+
+    /// The error function.
+    ///
+    /// # Errors
+    /// When the elements are complex.
+    #[track_caller]
+    pub fn erf(&self) -> Result<Array> {
+        self.check_real()?;
+        op!(mlx_erf(self.raw()))
+    }
+
+    /// The inverse of the error function.
+    ///
+    /// # Errors
+    /// When the elements are complex.
+    #[track_caller]
+    pub fn erfinv(&self) -> Result<Array> {
+        self.check_real()?;
+        op!(mlx_erfinv(self.raw()))
+    }
+
+    /// MLX notices complex elements on a worker thread, where an error ends the process.
+    fn check_real(&self) -> Result<()> {
+        if self.dtype() != Dtype::Complex64 {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Dtype {
+            expected: Dtype::Float32,
+            found: self.dtype(),
+        }))
     }
 
     /// Rounded to `decimals` places, halves to even.

@@ -4,7 +4,7 @@
 
 use super::indices::axis_indices;
 use crate::ffi::{VectorHandle, op};
-use crate::{Array, Error, ErrorKind, Result};
+use crate::{Array, Dtype, Error, ErrorKind, Result};
 
 impl Array {
     /// The elements from `start` to `stop` (not included) of each dimension, by `strides`
@@ -230,13 +230,37 @@ impl Array {
         Ok(VectorHandle::from_arrays(&bounded))
     }
 
-    /// `self` with the elements where `mask` is true replaced by those of `source` in order.
+    /// `self` with the places where `mask` is true replaced by the rows of `source` in order.
+    /// The mask (bool) has the first dimensions of `self`, a row has the others. Where there
+    /// are too few rows the last one stands in.
     ///
     /// # Errors
-    /// When the shapes do not fit.
+    /// When the shapes do not fit, the mask is not bool, or there is no row at all.
     #[track_caller]
     pub fn masked_scatter(&self, mask: &Array, source: &Array) -> Result<Array> {
-        op!(mlx_masked_scatter(self.raw(), mask.raw(), source.raw()))
+        // MLX's own operation counts the rows on a worker thread, where an error is the end of
+        // the process.
+        if mask.dtype() != Dtype::Bool {
+            return Err(Error::new(ErrorKind::Dtype {
+                expected: Dtype::Bool,
+                found: mask.dtype(),
+            }));
+        }
+        let row = self.shape().strip_prefix(mask.shape());
+        let Some(row) = row.filter(|&row| source.shape().get(1..) == Some(row)) else {
+            let (to, from) = (self.shape(), source.shape());
+            return Err(Error::new(ErrorKind::Argument {
+                argument: "masked_scatter",
+                expected: "a mask of the first dimensions and rows of the others",
+                found: format!("mask {:?} and rows {from:?} for {to:?}", mask.shape()),
+            }));
+        };
+        let order = mask.reshape(&[-1])?.as_type(Dtype::Int32)?;
+        let order = order.cumsum(0, false, true)?.subtract(1)?.maximum(0)?;
+        let rows = source.as_type(self.dtype())?.take(&order, 0)?;
+        let ones = vec![1; row.len()];
+        let mask = mask.reshape(&[mask.shape(), &ones].concat())?;
+        mask.where_(&rows.reshape(self.shape())?, self)
     }
 
     /// The entry at `index` along `axis`, which goes away.

@@ -3,7 +3,7 @@
 use super::indices::batch_indices;
 use super::unless_empty;
 use crate::ffi::{VectorHandle, op, optional};
-use crate::{Array, Result};
+use crate::{Array, Device, Dtype, Result, Stream};
 
 impl Array {
     /// The matrix product over the last two dimensions: `[.., M, K] x [.., K, N]`.
@@ -40,13 +40,22 @@ impl Array {
     ) -> Result<Array> {
         let lhs_indices = lhs_indices.map(|x| batch_indices(x, self)).transpose()?;
         let rhs_indices = rhs_indices.map(|x| batch_indices(x, other)).transpose()?;
-        unless_empty(op!(mlx_gather_mm(
-            self.raw(),
-            other.raw(),
-            optional(lhs_indices.as_ref()),
-            optional(rhs_indices.as_ref()),
-            sorted,
-        )))
+        let product = |left: &Array, right: &Array| {
+            op!(mlx_gather_mm(
+                left.raw(),
+                right.raw(),
+                optional(lhs_indices.as_ref()),
+                optional(rhs_indices.as_ref()),
+                sorted,
+            ))
+        };
+        let direct = unless_empty(product(self, other))?;
+        // On the CPU MLX has this for f32 alone, and says so when it computes.
+        if direct.dtype() == Dtype::Float32 || Stream::current()?.device() != Device::Cpu {
+            return Ok(direct);
+        }
+        let [left, right] = [self, other].map(|side| side.as_type(Dtype::Float32));
+        unless_empty(product(&left?, &right?))?.as_type(direct.dtype())
     }
 
     /// The product of every element of one vector with every element of the other.

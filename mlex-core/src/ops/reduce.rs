@@ -35,6 +35,15 @@ macro_rules! cumulative {
                 /// When there is no such axis.
                 #[track_caller]
                 pub fn $name(&self, axis: i32, reverse: bool, inclusive: bool) -> Result<Array> {
+                    // MLX divides by the stride, which is 0 for some dimensions of size 1:
+                    // there the first (last) of two elements is the result.
+                    if self.dim(axis)? == 1 {
+                        let twice = Array::concatenate([self, self], axis)?;
+                        let start = i32::from(reverse);
+                        return twice
+                            .$name(axis, reverse, inclusive)?
+                            .slice_axis(axis, start, start + 1);
+                    }
                     unless_empty(op!($function(self.raw(), axis, reverse, inclusive)))
                 }
             )*

@@ -1,5 +1,6 @@
 //! Every operation against golden cases: values from numpy in f64, from MLX's Python package
 //! where MLX alone defines them (packed layouts, random bits). See tools/make_op_golden.py.
+#![allow(clippy::unwrap_used, reason = "a helper fails as its test would")]
 
 mod cases;
 mod elementwise;
@@ -81,4 +82,24 @@ fn golden_cases() {
         cases.len(),
         failures.join("\n")
     );
+}
+
+#[test]
+fn wrong_outputs_are_noticed() {
+    let array = |values: &[f32]| Array::from_slice(values, &[values.len() as i32]).unwrap();
+    let expected = array(&[1.0, f32::NAN, f32::INFINITY, -0.5]);
+    let tolerance = Tolerance::new(1e-5, 0.0);
+    assert_eq!(difference(&expected, &expected, tolerance), None);
+    for wrong in [
+        &[1.1, f32::NAN, f32::INFINITY, -0.5][..],
+        &[1.0, 0.0, f32::INFINITY, -0.5],
+        &[1.0, f32::NAN, f32::NEG_INFINITY, -0.5],
+        &[1.0, f32::NAN, f32::INFINITY, f32::NAN],
+        &[1.0, f32::NAN, f32::INFINITY],
+    ] {
+        let text = difference(&array(wrong), &expected, tolerance);
+        assert!(text.is_some(), "{wrong:?}");
+    }
+    let other = expected.as_type(mlex_core::Dtype::Float16).unwrap();
+    assert!(difference(&other, &expected, tolerance).is_some());
 }

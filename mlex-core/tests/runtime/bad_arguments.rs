@@ -7,166 +7,17 @@ use mlex_core::{
 
 use crate::{floats, ramp};
 
-fn ints(values: &[i32]) -> Array {
+pub(crate) fn ints(values: &[i32]) -> Array {
     Array::from_slice(values, &[values.len() as i32]).unwrap()
 }
 
 /// The error of a call that must have one, in one line.
 #[track_caller]
-fn refused(result: Result<Array>) {
+pub(crate) fn refused(result: Result<Array>) {
     match result.and_then(|array| array.eval().map(|()| array)) {
         Ok(array) => panic!("{array:?} where an error is expected"),
         Err(error) => assert!(!error.to_string().contains('\n'), "{error}"),
     }
-}
-
-#[test]
-fn taken_indices_stay_in_bounds() {
-    let x = ramp(&[4]);
-    let far = ints(&[0, 3, 4, 1_000_000, i32::MAX, -1, -4, -5, i32::MIN]);
-    let expected = [0.0, 3.0, 3.0, 3.0, 3.0, 3.0, 0.0, 0.0, 0.0];
-    assert_eq!(floats(&x.take(&far, 0).unwrap()), expected);
-    assert_eq!(floats(&x.take_flat(&far).unwrap()), expected);
-    assert_eq!(floats(&x.take_along_axis(&far, 0).unwrap()), expected);
-    for dtype in [Dtype::Int64, Dtype::Int8, Dtype::Int16] {
-        let near = ints(&[-5, -4, -1, 3, 4, 127]).as_type(dtype).unwrap();
-        let expected = [0.0, 0.0, 3.0, 3.0, 3.0, 3.0];
-        assert_eq!(floats(&x.take(&near, 0).unwrap()), expected, "{dtype}");
-    }
-    for dtype in [Dtype::Uint8, Dtype::Uint16, Dtype::Uint32, Dtype::Uint64] {
-        let near = ints(&[0, 3, 4, 200]).as_type(dtype).unwrap();
-        assert_eq!(
-            floats(&x.take(&near, 0).unwrap()),
-            [0.0, 3.0, 3.0, 3.0],
-            "{dtype}"
-        );
-    }
-    // A dimension that the indices' type cannot leave.
-    let wide = ramp(&[300]);
-    let bytes = Array::from_slice(&[0u8, 255], &[2]).unwrap();
-    assert_eq!(floats(&wide.take(&bytes, 0).unwrap()), [0.0, 255.0]);
-    let signed = Array::from_slice(&[-128i8, 127], &[2]).unwrap();
-    assert_eq!(floats(&wide.take(&signed, 0).unwrap()), [172.0, 127.0]);
-    let last = Array::from_slice(&[u64::MAX, u64::MAX / 2], &[2]).unwrap();
-    assert_eq!(floats(&x.take(&last, 0).unwrap()), [3.0, 3.0]);
-}
-
-#[test]
-fn gathered_windows_stay_in_bounds() {
-    let x = ramp(&[6]);
-    let window = |indices: &Array| floats(&x.gather([indices], &[0], &[3]).unwrap());
-    assert_eq!(
-        window(&ints(&[3, 4, 99])),
-        [3., 4., 5., 3., 4., 5., 3., 4., 5.]
-    );
-    // -3 has room for three, -1 has not.
-    assert_eq!(
-        window(&ints(&[-3, -1, -99])),
-        [3., 4., 5., 3., 4., 5., 0., 1., 2.]
-    );
-    let small = Array::from_slice(&[-3i8, 100], &[2]).unwrap();
-    assert_eq!(window(&small), [3., 4., 5., 3., 4., 5.]);
-    let long = ramp(&[200]);
-    let small = Array::from_slice(&[-100i8], &[1]).unwrap();
-    let found = long.gather([&small], &[0], &[2]).unwrap();
-    assert_eq!(floats(&found), [100.0, 101.0]);
-    let unsigned = Array::from_slice(&[5u32, u32::MAX], &[2]).unwrap();
-    assert_eq!(window(&unsigned), [3., 4., 5., 3., 4., 5.]);
-    refused(x.gather([&ints(&[0])], &[1], &[1]));
-    refused(x.gather([&ints(&[0])], &[-1], &[1]));
-    refused(x.gather([&ints(&[0])], &[0], &[7]));
-    refused(x.gather([&ints(&[0]), &ints(&[0])], &[0], &[1]));
-}
-
-#[test]
-fn scattered_updates_stay_in_bounds() {
-    let x = Array::zeros(&[4], Dtype::Float32).unwrap();
-    let one = Array::ones(&[2, 1], Dtype::Float32).unwrap();
-    let far = ints(&[1_000_000, i32::MIN]);
-    assert_eq!(
-        floats(&x.scatter(&[far.clone()], &one, &[0]).unwrap()),
-        [1., 0., 0., 1.]
-    );
-    assert_eq!(
-        floats(&x.scatter_add([&far], &one, &[0]).unwrap()),
-        [1., 0., 0., 1.]
-    );
-    let two = Array::ones(&[2, 2], Dtype::Float32).unwrap();
-    let end = ints(&[3, 3]);
-    assert_eq!(
-        floats(&x.scatter_add([&end], &two, &[0]).unwrap()),
-        [0., 0., 2., 2.]
-    );
-    let flat = Array::ones(&[2], Dtype::Float32).unwrap();
-    assert_eq!(
-        floats(&x.put_along_axis(&far, &flat, 0).unwrap()),
-        [1., 0., 0., 1.]
-    );
-    assert_eq!(
-        floats(&x.scatter_add_axis(&far, &flat, 0).unwrap()),
-        [1., 0., 0., 1.]
-    );
-    refused(x.scatter([&ints(&[0])], &flat, &[0]));
-    refused(x.scatter(
-        [&ints(&[0])],
-        &Array::ones(&[1, 5], Dtype::Float32).unwrap(),
-        &[0],
-    ));
-}
-
-#[test]
-fn indices_are_integers() {
-    let x = ramp(&[4]);
-    let bools = Array::from_slice(&[true, false], &[2]).unwrap();
-    let updates = Array::ones(&[2, 1], Dtype::Float32).unwrap();
-    for odd in [ramp(&[2]), bools] {
-        refused(x.take(&odd, 0));
-        refused(x.take_along_axis(&odd, 0));
-        refused(x.put_along_axis(&odd, &ramp(&[2]), 0));
-        refused(x.gather([&odd], &[0], &[1]));
-        refused(x.scatter([&odd], &updates, &[0]));
-    }
-}
-
-#[test]
-fn nothing_is_taken_from_nothing() {
-    let empty = ramp(&[0, 3]);
-    let index = ints(&[0]);
-    refused(empty.take(&index, 0));
-    refused(empty.gather([&index], &[0], &[1, 3]));
-    refused(empty.take_along_axis(&Array::zeros(&[1, 3], Dtype::Int32).unwrap(), 0));
-    let none = Array::from_slice::<i32>(&[], &[0]).unwrap();
-    assert_eq!(empty.take(&none, 0).unwrap().shape(), [0, 3]);
-    assert_eq!(ramp(&[3]).take(&none, 0).unwrap().shape(), [0]);
-}
-
-#[test]
-fn matrices_are_picked_in_bounds() {
-    let x = ramp(&[2, 1, 2]);
-    let picked = x.gather_mm(
-        &ramp(&[3, 2, 1]),
-        Some(&ints(&[0, 9])),
-        Some(&ints(&[-7, 5])),
-        false,
-    );
-    // x[0] @ w[0] and x[1] @ w[2].
-    assert_eq!(floats(&picked.unwrap()), [1.0, 2.0 * 4.0 + 3.0 * 5.0]);
-
-    let layout = Quantized {
-        bits: 4,
-        group_size: 32,
-        mode: QuantizationMode::Affine,
-    };
-    let experts = ramp(&[2, 8, 32]).multiply(0.01).unwrap();
-    let packed = QuantizedWeight::quantize(&experts, layout).unwrap();
-    let x = ramp(&[1, 1, 32]).multiply(0.1).unwrap();
-    let pick = |index: i32| {
-        let y = packed.gather_matmul(&x, None, Some(&ints(&[index])), false);
-        floats(&y.unwrap())
-    };
-    assert_eq!(pick(1_000_000), pick(1));
-    assert_eq!(pick(-1), pick(0));
-    refused(packed.gather_matmul(&x, None, Some(&ramp(&[1])), false));
 }
 
 #[test]
@@ -308,6 +159,7 @@ fn reductions_of_nothing() {
     refused(empty.max(&[0], false));
     refused(empty.min_all());
     refused(empty.argmax(0, false));
+    refused(ramp(&[2, 0]).argmax(0, false));
     refused(
         ramp(&[2, 0])
             .rms_norm(None, 1e-5)
@@ -334,8 +186,6 @@ fn reductions_of_nothing() {
         ramp(&[2, 0]).cumprod(0, true, false),
         ramp(&[2, 0]).cummax(1, true, false),
         ramp(&[2, 0]).logcumsumexp(1, true, true),
-        ramp(&[2, 0]).argmax(0, false),
-        ramp(&[2, 0]).max(&[0], false),
         ramp(&[2, 0]).tile(&[2, 2]),
         ramp(&[2, 0]).repeat(2, 1),
         ramp(&[2, 0]).contiguous(),
@@ -438,6 +288,9 @@ fn scans_along_one_element() {
         let array = array.unwrap();
         let sums = array.cumsum(axis, false, true).unwrap();
         let total = sums.slice_axis(axis, -1, i32::MAX).unwrap();
+        let before = array.cumprod(axis, true, false).unwrap();
+        let last = before.slice_axis(axis, -1, i32::MAX).unwrap();
+        assert!(floats(&last).iter().all(|&product| product == 1.0));
         assert_eq!(floats(&total), floats(&array.sum(&[axis], true).unwrap()));
         assert_eq!(array.sort(axis).unwrap().shape(), array.shape());
     }
@@ -618,16 +471,17 @@ fn axes_given_twice_or_not_paired() {
 #[test]
 fn numbers_of_elements_that_overflow() {
     let wide = Array::zeros(&[1 << 30], Dtype::Float32).unwrap();
-    for result in [
+    for array in [
         wide.repeat(1 << 20, 0),
         wide.tile(&[1 << 20]),
         wide.expand_dims(0)
             .and_then(|x| x.tile(&[1 << 30, 1 << 10])),
         Array::tri(1 << 30, 1 << 30, 0, Dtype::Float32),
-    ] {
+    ]
+    .into_iter()
+    .flatten()
+    {
         // Never evaluated: it must not have a shape that lies.
-        if let Ok(array) = result {
-            assert!(array.shape().iter().all(|&dim| dim >= 0), "{array:?}");
-        }
+        assert!(array.shape().iter().all(|&dim| dim >= 0), "{array:?}");
     }
 }

@@ -1,10 +1,13 @@
 //! What every user of the crate meets before any operation: arrays, errors, threads, streams,
 //! compiled functions, files; and what bad arguments do.
+#![allow(clippy::unwrap_used, reason = "a helper fails as its test would")]
 
 mod array;
 mod bad_arguments;
+mod bad_indices;
 mod compile;
 mod errors;
+mod every_dtype;
 mod files;
 mod properties;
 mod streams;

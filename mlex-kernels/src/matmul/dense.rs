@@ -1,13 +1,15 @@
 //! Dense matrix products.
 
-#[cfg(target_arch = "x86_64")]
-use super::engine::Bf16Engine;
 use super::engine::F32Engine;
+#[cfg(target_arch = "x86_64")]
+use super::engine::{Bf16Engine, Brain};
 use super::quantized::rows_of;
 use super::{Block, Precision, few, few_columns, is_few, many};
 use crate::error::{check_len, product};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::Kind;
 use crate::simd::rows::{DenseRows, Source, Widen};
-use crate::simd::{Kind, Level, Vector, scratch};
+use crate::simd::{Level, Vector, scratch};
 use crate::threads::{RowBlock, parallel_blocks};
 use crate::{Element, Floats, Result};
 
@@ -60,9 +62,8 @@ pub fn linear<T: Element>(
     if y.is_empty() {
         return Ok(());
     }
-    let bias: Vec<f32> = w
-        .bias
-        .map_or_else(Vec::new, |bias| (0..w.n).map(|i| bias.get(i)).collect());
+    let bias = w.bias.as_ref().map(Floats::widened);
+    let bias = bias.as_deref().unwrap_or(&[]);
     if w.k == 0 {
         for row in y.chunks_exact_mut(w.n) {
             for (i, y) in row.iter_mut().enumerate() {
@@ -82,16 +83,16 @@ pub fn linear<T: Element>(
         && (precision == Precision::Bf16 || T::KIND == Kind::Bf16)
         && !is_few(&block)
     {
-        let engine = Bf16Engine::new(w.k, |_| weight);
-        many(level, &engine, x, y, w.k, w.n, &bias, &[block]);
+        let engine = Bf16Engine::new(w.k, |_| Brain::Dense(weight));
+        many(level, &engine, x, y, w.k, w.n, bias, &[block]);
         return Ok(());
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = precision;
     match w.weight {
-        Floats::F32(weight) => run(level, y, x, weight, w, &bias, block),
-        Floats::F16(weight) => run(level, y, x, weight, w, &bias, block),
-        Floats::Bf16(weight) => run(level, y, x, weight, w, &bias, block),
+        Floats::F32(weight) => run(level, y, x, weight, w, bias, block),
+        Floats::F16(weight) => run(level, y, x, weight, w, bias, block),
+        Floats::Bf16(weight) => run(level, y, x, weight, w, bias, block),
     }
     Ok(())
 }

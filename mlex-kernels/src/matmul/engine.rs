@@ -2,7 +2,6 @@
 //! order of its own.
 
 use crate::simd::rows::{FillPanel, Source};
-use crate::simd::scratch::as_bytes_mut;
 use crate::simd::{Kernel, Level, Simd, Vector, gemm};
 
 /// Columns of `x` that an f32 panel covers at once, so that it stays in the L2 cache.
@@ -137,14 +136,14 @@ impl<'a, T: Vector, F: Fn(usize) -> Source<'a, T> + Sync> Engine for F32Engine<F
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::{Bf16Engine, DotEngine};
+pub(super) use x86::{Bf16Engine, Brain, DotEngine};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use half::bf16;
 
-    use super::{Engine, as_bytes_mut};
-    use crate::simd::scratch::as_bytes;
+    use super::Engine;
+    use crate::simd::scratch::{as_bytes, as_bytes_mut};
     use crate::simd::weights::Weights;
     use crate::simd::{dot, pairs};
 
@@ -213,7 +212,13 @@ mod x86 {
         }
     }
 
-    /// Dense bfloat16 weights with `x` rounded to bfloat16.
+    /// Weights of [`Bf16Engine`]: dense ones, or quantized ones that it rounds.
+    pub(in crate::matmul) enum Brain<'a> {
+        Dense(&'a [bf16]),
+        Quantized(Weights<'a>),
+    }
+
+    /// Weights in bfloat16 with `x` rounded to bfloat16.
     pub(in crate::matmul) struct Bf16Engine<F> {
         k: usize,
         source: F,
@@ -226,7 +231,7 @@ mod x86 {
         }
     }
 
-    impl<'a, F: Fn(usize) -> &'a [bf16] + Sync> Engine for Bf16Engine<F> {
+    impl<'a, F: Fn(usize) -> Brain<'a> + Sync> Engine for Bf16Engine<F> {
         fn rows(&self) -> usize {
             pairs::ROWS
         }
@@ -244,13 +249,11 @@ mod x86 {
             true
         }
         fn fill_panel(&self, expert: usize, first: usize, count: usize, _: usize, to: &mut [f32]) {
-            pairs::fill_panel(
-                (self.source)(expert),
-                self.k,
-                first,
-                count,
-                as_bytes_mut(to),
-            );
+            let to = as_bytes_mut(to);
+            match (self.source)(expert) {
+                Brain::Dense(w) => pairs::fill_panel(w, self.k, first, count, to),
+                Brain::Quantized(w) => dot::fill_brain_panel(&w, first, count, to),
+            }
         }
         fn multiply(&self, rows: usize, tile: &[f32], panel: &[f32], _: usize, c: &mut [f32]) {
             pairs::multiply(self.k, rows, as_bytes(tile), as_bytes(panel), c);

@@ -17,15 +17,16 @@ use crate::simd::{Level, scratch};
 use crate::threads::{RowBlock, Tile, parallel_blocks, parallel_chunks, threads};
 use engine::Engine;
 
-/// How exact a product of many rows is.
+/// How exact a product of many rows is. (Few rows are bound by reading the weights, and always
+/// exact.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Precision {
-    /// As if in f32: errors are those of f32 rounding.
+    /// As if in f32: errors are those of f32 rounding, or well below those of the elements'
+    /// own type.
     #[default]
     F32,
-    /// Activations may be rounded to bfloat16, or to 16-bit integers per block, where that
-    /// is faster. Sums are still in f32. Activations that are bfloat16 already are always
-    /// taken this way: nothing is lost that their own rounding has not lost.
+    /// Activations and weights may be rounded to bfloat16 where that is faster. Sums are still
+    /// in f32. This is what MLX does on a GPU for bfloat16 activations.
     Bf16,
 }
 

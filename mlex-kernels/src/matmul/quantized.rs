@@ -2,15 +2,17 @@
 
 use std::ops::Range;
 
-#[cfg(target_arch = "x86_64")]
-use super::engine::DotEngine;
 use super::engine::F32Engine;
+#[cfg(target_arch = "x86_64")]
+use super::engine::{Bf16Engine, Brain, DotEngine};
 use super::{Block, Precision, few, few_columns, is_few, many};
 use crate::error::{check, check_len, product};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::Kind;
+use crate::simd::Level;
 use crate::simd::rows::{QuantizedRows, Source, Widen};
 use crate::simd::scratch::{self, as_bytes};
 use crate::simd::weights::{Code, ScaleType, Weights};
-use crate::simd::{Kind, Level};
 use crate::threads::{RowBlock, parallel_blocks};
 use crate::{Element, Floats, KernelError, Result};
 
@@ -384,6 +386,18 @@ fn uses_dot(level: Level, w: &QuantizedWeight<'_>) -> bool {
     level == Level::Avx512Dot && w.mode != Mode::Mxfp8
 }
 
+/// Whether bfloat16 is faster than two digits, which are more exact and quicker to unpack, but
+/// need work at the end of each group.
+#[cfg(target_arch = "x86_64")]
+fn brain_wins(w: &QuantizedWeight<'_>, blocks: &[Block]) -> bool {
+    let rows = blocks
+        .iter()
+        .map(|block| block.rows.len())
+        .max()
+        .unwrap_or(0);
+    w.mode == Mode::Mxfp8 || (w.mode.group_size() < 64 && rows >= 96)
+}
+
 fn run_few<T: Element>(
     level: Level,
     y: &mut [T],
@@ -477,7 +491,14 @@ fn run_many<T: Element>(
     blocks: &[Block],
 ) {
     #[cfg(target_arch = "x86_64")]
+    if level == Level::Avx512Dot && precision == Precision::Bf16 && brain_wins(w, blocks) {
+        let engine = Bf16Engine::new(w.k, |expert| Brain::Quantized(w.weights(expert)));
+        many(level, &engine, x, y, w.k, w.n, &[], blocks);
+        return;
+    }
+    #[cfg(target_arch = "x86_64")]
     if uses_dot(level, w) {
+        // Two digits hold a bfloat16 with 7 bits to spare for smaller neighbours.
         let coarse = precision == Precision::Bf16 || T::KIND == Kind::Bf16;
         let digits = if coarse { 2 } else { 3 };
         let engine = DotEngine::new(&w.weights(0), digits, |expert| w.weights(expert));

@@ -54,6 +54,8 @@ fn quantized_rows<S: Simd, const M: usize>(s: S, job: QuantizedRows<'_>) {
     assert!(w.group.is_multiple_of(S::LANES));
     let mut codes = [0u8; PIECE];
     let mut halves = [0u16; PIECE];
+    let mut scales = [0.0; PIECE / 16];
+    let mut shifts = [0.0; PIECE / 16];
     for n in 0..count {
         let row = first + n;
         let packed = &w.packed[row * row_bytes..][..row_bytes];
@@ -68,9 +70,12 @@ fn quantized_rows<S: Simd, const M: usize>(s: S, job: QuantizedRows<'_>) {
             } else {
                 w.unpack(piece, &mut codes[..size]);
             }
-            for g in 0..size / w.group {
-                let group = k0 / w.group + g;
-                let (scale, bias) = w.factors(row * groups + group);
+            let (count, before) = (size / w.group, k0 / w.group);
+            let (scales, shifts) = (&mut scales[..count], &mut shifts[..count]);
+            w.factors(s, row * groups + before, scales, shifts);
+            for g in 0..count {
+                let group = before + g;
+                let (scale, bias) = (scales[g], shifts[g]);
                 let mut part = [s.splat(0.0); M];
                 let mut i = g * w.group;
                 while i < (g + 1) * w.group {
@@ -172,9 +177,9 @@ fn dense_rows<S: Simd, T: Vector, const M: usize, const R: usize>(s: S, job: Den
             unsafe {
                 for (r, acc) in acc.iter_mut().enumerate() {
                     let w = super::load_part(s, w.as_ptr().add(row(r) + i), k - i);
-                    for m in 0..M {
+                    for (m, acc) in acc.iter_mut().enumerate() {
                         let x = super::load_part(s, x.as_ptr().add(m * k + i), k - i);
-                        acc[m] = s.fma(x, w, acc[m]);
+                        *acc = s.fma(x, w, *acc);
                     }
                 }
             }
@@ -308,10 +313,13 @@ fn dequantize<S: Simd>(s: S, w: &Weights<'_>, row: usize, k0: usize, to: &mut [f
     } else {
         w.unpack(packed, &mut codes[..to.len()]);
     }
+    let groups = to.len() / w.group;
+    let mut scales = [0.0; PIECE / 16];
+    let mut biases = [0.0; PIECE / 16];
     let first = row * w.groups() + k0 / w.group;
+    w.factors(s, first, &mut scales[..groups], &mut biases[..groups]);
     for (g, to) in to.chunks_exact_mut(w.group).enumerate() {
-        let (scale, bias) = w.factors(first + g);
-        let (scale, bias) = (s.splat(scale), s.splat(bias));
+        let (scale, bias) = (s.splat(scales[g]), s.splat(biases[g]));
         for i in (0..w.group).step_by(S::LANES) {
             // SAFETY: groups are a multiple of `LANES`, and inside of the buffers.
             unsafe {

@@ -62,6 +62,7 @@ pub(crate) fn as_bytes<T: Plain>(slice: &[T]) -> &[u8] {
 }
 
 /// The bytes of a slice of floats, to write.
+#[cfg(target_arch = "x86_64")]
 pub(crate) fn as_bytes_mut(slice: &mut [f32]) -> &mut [u8] {
     let length = std::mem::size_of_val(slice);
     // SAFETY: no padding, and any bits are an f32.

@@ -85,7 +85,7 @@ fn conversions_round_as_half_does() {
         -0.0,
         65520.0,
         f32::MAX,
-        1.003_906_25,
+        1.0 + 1.0 / 256.0,
     ]);
     for &level in Level::available() {
         let mut f = vec![f16::ZERO; x.len()];

@@ -1,7 +1,9 @@
 //! How quantized weights are stored, and plain loops that take them apart. The loops are
 //! `inline(always)`, so that they are compiled for the vectors of whatever calls them.
 
-use half::{bf16, f16};
+use half::f16;
+
+use super::{MAX_LANES, Simd};
 
 /// The rows of one matrix; lengths are what [`crate::quantized`] has checked.
 #[derive(Clone, Copy)]
@@ -60,21 +62,52 @@ impl ScaleType {
         }
     }
 
-    /// Scale number `index`.
+    /// Numbers `first ..` in f32.
     #[inline(always)]
-    fn get(self, bytes: &[u8], index: usize) -> f32 {
-        let two = || [bytes[2 * index], bytes[2 * index + 1]];
+    fn widen<S: Simd>(self, s: S, bytes: &[u8], first: usize, to: &mut [f32]) {
+        let bytes = &bytes[first * self.size()..][..to.len() * self.size()];
         match self {
             Self::F32 => {
-                let at = 4 * index;
-                f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+                for (from, to) in bytes.chunks_exact(4).zip(to) {
+                    *to = f32::from_le_bytes([from[0], from[1], from[2], from[3]]);
+                }
             }
-            Self::F16 => f16::from_le_bytes(two()).to_f32_const(),
-            Self::Bf16 => bf16::from_le_bytes(two()).to_f32(),
-            // 0 stands for 2^-127, which is a subnormal; 255 for infinity, as in MLX.
-            Self::E8m0 if bytes[index] == 0 => f32::from_bits(0x0040_0000),
-            Self::E8m0 => f32::from_bits(u32::from(bytes[index]) << 23),
-            Self::E4m3 => f16::from_bits(fp8_as_f16(bytes[index])).to_f32_const() * 256.0,
+            Self::Bf16 => {
+                for (from, to) in bytes.chunks_exact(2).zip(to) {
+                    *to = f32::from_bits(u32::from(u16::from_le_bytes([from[0], from[1]])) << 16);
+                }
+            }
+            Self::F16 => {
+                let mut i = 0;
+                while i < to.len() {
+                    let n = (to.len() - i).min(S::LANES);
+                    let mut halves = [0u16; MAX_LANES];
+                    for (half, from) in halves.iter_mut().zip(bytes[2 * i..].chunks_exact(2)) {
+                        *half = u16::from_le_bytes([from[0], from[1]]);
+                    }
+                    let mut wide = [0.0; MAX_LANES];
+                    // SAFETY: both arrays have `LANES` elements.
+                    unsafe { s.store(wide.as_mut_ptr(), s.load_f16(halves.as_ptr())) };
+                    to[i..i + n].copy_from_slice(&wide[..n]);
+                    i += n;
+                }
+            }
+            Self::E8m0 => {
+                for (&from, to) in bytes.iter().zip(to) {
+                    // 0 stands for 2^-127, which is a subnormal; 255 for infinity, as in MLX.
+                    let bits = if from == 0 {
+                        0x0040_0000
+                    } else {
+                        u32::from(from) << 23
+                    };
+                    *to = f32::from_bits(bits);
+                }
+            }
+            Self::E4m3 => {
+                for (&from, to) in bytes.iter().zip(to) {
+                    *to = f16::from_bits(fp8_as_f16(from)).to_f32_const() * 256.0;
+                }
+            }
         }
     }
 }
@@ -108,6 +141,7 @@ impl Weights<'_> {
     }
 
     /// The largest code, as [`Weights::unpack`] writes it.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn largest_code(&self) -> usize {
         if self.code == Code::Fp4 {
             24
@@ -116,16 +150,29 @@ impl Weights<'_> {
         }
     }
 
-    /// Scale and bias of a group, counted over all rows, in terms of what
+    /// Scales and biases of groups `first ..`, counted over all rows, in terms of what
     /// [`Weights::unpack`] writes.
     #[inline(always)]
-    pub(crate) fn factors(&self, group: usize) -> (f32, f32) {
-        let scale = self.scale_type.get(self.scales, group);
+    pub(crate) fn factors<S: Simd>(
+        &self,
+        s: S,
+        first: usize,
+        scales: &mut [f32],
+        biases: &mut [f32],
+    ) {
+        self.scale_type.widen(s, self.scales, first, scales);
         match (self.code, self.biases) {
-            (Code::Fp4, _) => (0.5 * scale, -6.0 * scale),
-            (Code::Fp8, _) => (256.0 * scale, 0.0),
-            (Code::Integer, Some(biases)) => (scale, self.scale_type.get(biases, group)),
-            (Code::Integer, None) => (scale, 0.0),
+            (Code::Integer, Some(from)) => self.scale_type.widen(s, from, first, biases),
+            (Code::Integer, None) => biases.fill(0.0),
+            (Code::Fp4, _) => {
+                for (scale, bias) in scales.iter_mut().zip(biases) {
+                    (*scale, *bias) = (0.5 * *scale, -6.0 * *scale);
+                }
+            }
+            (Code::Fp8, _) => {
+                scales.iter_mut().for_each(|scale| *scale *= 256.0);
+                biases.fill(0.0);
+            }
         }
     }
 

@@ -79,7 +79,12 @@ impl DecoderConfig {
             "num_attention_heads * head_dim",
             attention.num_heads.saturating_mul(attention.head_dim),
         )?;
-        check_positive("rms_norm_eps", self.rms_norm_eps)
+        check_positive("rms_norm_eps", self.rms_norm_eps)?;
+        for window in self.layers.iter().filter_map(|layer| layer.window) {
+            // As the caches will be made.
+            KvCache::with_window(window)?;
+        }
+        Ok(())
     }
 }
 

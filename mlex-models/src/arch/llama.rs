@@ -6,7 +6,7 @@ use mlex_nn::{AttentionConfig, Weights};
 use serde::Deserialize;
 
 use super::decoder::{Decoder, DecoderConfig, Head, LayerKind, Scales};
-use crate::config::{ModelConfig, RopeFields, check_layers, check_size};
+use crate::config::{ModelConfig, RopeFields, check_layers, check_size, head_dim};
 use crate::registry::Entry;
 use crate::{Error, Model, Result};
 
@@ -35,8 +35,6 @@ pub(super) struct Config {
     tie_word_embeddings: bool,
     layer_types: Option<Vec<String>>,
     sliding_window: Option<i32>,
-    #[serde(flatten)]
-    rope: RopeFields,
 }
 
 /// mlx-lm's default, which differs from transformers'.
@@ -46,12 +44,12 @@ fn tied() -> bool {
 
 impl Config {
     /// The settings of the decoder.
-    pub(super) fn decoder(&self) -> Result<DecoderConfig> {
+    pub(super) fn decoder(&self, rope: &RopeFields) -> Result<DecoderConfig> {
         check_layers("num_hidden_layers", self.num_hidden_layers)?;
-        check_size("num_attention_heads", self.num_attention_heads)?;
-        let head_dim = self
-            .head_dim
-            .unwrap_or(self.hidden_size / self.num_attention_heads);
+        let head_dim = match self.head_dim {
+            Some(head_dim) => head_dim,
+            None => head_dim(self.hidden_size, self.num_attention_heads)?,
+        };
         check_size("head_dim", head_dim)?;
         Ok(DecoderConfig {
             model_type: self.model_type.clone(),
@@ -67,11 +65,11 @@ impl Config {
                 o_bias: self.attention_bias,
                 qk_norm_eps: None,
             },
-            rope: self.rope.rope(head_dim, 10_000.0)?,
+            rope: rope.rope(head_dim, 10_000.0)?,
             mlp_bias: self.mlp_bias,
             head: Head::tied(self.tie_word_embeddings),
             layers: self.layers()?,
-            max_context: self.rope.max_position_embeddings(),
+            max_context: rope.max_position_embeddings(),
             scales: Scales::default(),
         })
     }
@@ -108,6 +106,6 @@ impl Config {
 }
 
 fn build(config: &ModelConfig, weights: &Weights) -> Result<Box<dyn Model>> {
-    let config: Config = config.parse()?;
-    Ok(Box::new(Decoder::load(&config.decoder()?, weights)?))
+    let (config, rope): (Config, RopeFields) = (config.parse()?, config.parse()?);
+    Ok(Box::new(Decoder::load(&config.decoder(&rope)?, weights)?))
 }

@@ -7,7 +7,7 @@ use mlex_nn::{AttentionConfig, Weights};
 use serde::Deserialize;
 
 use super::decoder::{Decoder, DecoderConfig, Head, LayerKind, Scales};
-use crate::config::{ModelConfig, RopeFields, check_layers, check_positive, check_size};
+use crate::config::{ModelConfig, RopeFields, check_layers, check_positive, check_size, head_dim};
 use crate::registry::Entry;
 use crate::{Model, Result};
 
@@ -32,22 +32,19 @@ struct Config {
     scale_emb: f32,
     #[serde(default)]
     tie_word_embeddings: bool,
-    #[serde(flatten)]
-    rope: RopeFields,
 }
 
 fn build(config: &ModelConfig, weights: &Weights) -> Result<Box<dyn Model>> {
-    let config: Config = config.parse()?;
+    let (config, rope): (Config, RopeFields) = (config.parse()?, config.parse()?);
     check_layers("num_hidden_layers", config.num_hidden_layers)?;
-    check_size("num_attention_heads", config.num_attention_heads)?;
     check_size("dim_model_base", config.dim_model_base)?;
     check_positive("scale_depth", config.scale_depth)?;
     check_positive("scale_emb", config.scale_emb)?;
-    let head_dim = config.hidden_size / config.num_attention_heads;
+    let head_dim = head_dim(config.hidden_size, config.num_attention_heads)?;
     let head_input = config.dim_model_base as f32 / config.hidden_size as f32;
     let depth = config.num_hidden_layers as f32;
     let decoder = DecoderConfig {
-        rope: config.rope.rope(head_dim, 1e6)?,
+        rope: rope.rope(head_dim, 1e6)?,
         model_type: config.model_type,
         vocab_size: config.vocab_size,
         intermediate_size: config.intermediate_size,
@@ -69,7 +66,7 @@ fn build(config: &ModelConfig, weights: &Weights) -> Result<Box<dyn Model>> {
             Head::OwnOrEmbedding
         },
         layers: vec![LayerKind::default(); config.num_hidden_layers as usize],
-        max_context: config.rope.max_position_embeddings(),
+        max_context: rope.max_position_embeddings(),
         scales: Scales {
             embedding: Some(config.scale_emb),
             residual: Some(config.scale_depth / depth.sqrt()),

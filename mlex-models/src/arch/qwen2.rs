@@ -6,7 +6,7 @@ use mlex_nn::{AttentionConfig, Weights};
 use serde::Deserialize;
 
 use super::decoder::{Decoder, DecoderConfig, Head, LayerKind, Scales};
-use crate::config::{ModelConfig, RopeFields, check_layers, check_size};
+use crate::config::{ModelConfig, RopeFields, check_layers, head_dim};
 use crate::registry::Entry;
 use crate::{Model, Result};
 
@@ -28,8 +28,6 @@ struct Config {
     num_key_value_heads: i32,
     #[serde(default = "tied")]
     tie_word_embeddings: bool,
-    #[serde(flatten)]
-    rope: RopeFields,
 }
 
 fn tied() -> bool {
@@ -37,12 +35,11 @@ fn tied() -> bool {
 }
 
 fn build(config: &ModelConfig, weights: &Weights) -> Result<Box<dyn Model>> {
-    let config: Config = config.parse()?;
+    let (config, rope): (Config, RopeFields) = (config.parse()?, config.parse()?);
     check_layers("num_hidden_layers", config.num_hidden_layers)?;
-    check_size("num_attention_heads", config.num_attention_heads)?;
-    let head_dim = config.hidden_size / config.num_attention_heads;
+    let head_dim = head_dim(config.hidden_size, config.num_attention_heads)?;
     let decoder = DecoderConfig {
-        rope: config.rope.rope(head_dim, 1e6)?,
+        rope: rope.rope(head_dim, 1e6)?,
         model_type: config.model_type,
         vocab_size: config.vocab_size,
         intermediate_size: config.intermediate_size,
@@ -59,7 +56,7 @@ fn build(config: &ModelConfig, weights: &Weights) -> Result<Box<dyn Model>> {
         mlp_bias: false,
         head: Head::tied(config.tie_word_embeddings),
         layers: vec![LayerKind::default(); config.num_hidden_layers as usize],
-        max_context: config.rope.max_position_embeddings(),
+        max_context: rope.max_position_embeddings(),
         scales: Scales::default(),
     };
     Ok(Box::new(Decoder::load(&decoder, weights)?))

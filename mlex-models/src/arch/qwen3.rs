@@ -29,15 +29,13 @@ struct Config {
     num_key_value_heads: i32,
     head_dim: i32,
     tie_word_embeddings: bool,
-    #[serde(flatten)]
-    rope: RopeFields,
 }
 
 fn build(config: &ModelConfig, weights: &Weights) -> Result<Box<dyn Model>> {
-    let config: Config = config.parse()?;
+    let (config, rope): (Config, RopeFields) = (config.parse()?, config.parse()?);
     check_layers("num_hidden_layers", config.num_hidden_layers)?;
     let decoder = DecoderConfig {
-        rope: config.rope.rope_required(config.head_dim)?,
+        rope: rope.rope_required(config.head_dim)?,
         model_type: config.model_type,
         vocab_size: config.vocab_size,
         intermediate_size: config.intermediate_size,
@@ -54,7 +52,7 @@ fn build(config: &ModelConfig, weights: &Weights) -> Result<Box<dyn Model>> {
         mlp_bias: false,
         head: Head::tied(config.tie_word_embeddings),
         layers: vec![LayerKind::default(); config.num_hidden_layers as usize],
-        max_context: config.rope.max_position_embeddings(),
+        max_context: rope.max_position_embeddings(),
         scales: Scales::default(),
     };
     Ok(Box::new(Decoder::load(&decoder, weights)?))

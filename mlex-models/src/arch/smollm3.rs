@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::decoder::Decoder;
 use super::llama;
-use crate::config::{ModelConfig, check};
+use crate::config::{ModelConfig, RopeFields, check};
 use crate::registry::Entry;
 use crate::{Error, Model, Result};
 
@@ -23,8 +23,6 @@ struct Config {
     no_rope_layer_interval: i32,
     /// 1 for a layer that encodes positions, 0 for one that does not.
     no_rope_layers: Option<Vec<u8>>,
-    #[serde(flatten)]
-    llama: llama::Config,
 }
 
 fn interval() -> i32 {
@@ -32,8 +30,9 @@ fn interval() -> i32 {
 }
 
 fn build(config: &ModelConfig, weights: &Weights) -> Result<Box<dyn Model>> {
+    let (llama, rope): (llama::Config, RopeFields) = (config.parse()?, config.parse()?);
     let config: Config = config.parse()?;
-    let mut decoder = config.llama.decoder()?;
+    let mut decoder = llama.decoder(&rope)?;
     let interval = config.no_rope_layer_interval;
     check("no_rope_layer_interval", interval, 1..=i32::MAX)?;
     let count = decoder.layers.len();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use mlex_core::memory;
+use mlex_core::{Stream, memory};
 
 use super::request::{Completion, Event, FinishReason, Prompt, Request, Timings, Usage};
 use super::{PrefillProgress, Sampler, StreamOptions, TokenStream};
@@ -98,6 +98,19 @@ pub(super) fn run(
 
     let mut listening = sink.event(Event::Prompt(prompt.clone()));
     let start = Instant::now();
+    if !listening {
+        // Nobody waits for it any more: the prompt is not worth its time.
+        let usage = Usage {
+            prompt_tokens,
+            completion_tokens: 0,
+        };
+        sink.event(Event::Done(Completion {
+            finish_reason: FinishReason::Cancelled,
+            usage,
+            timings: Timings::default(),
+        }));
+        return Ok(());
+    }
     let mut on_progress = |progress: PrefillProgress| {
         listening = listening && sink.event(Event::Prefill(progress));
         listening
@@ -132,6 +145,10 @@ pub(super) fn run(
         }
     }
     let end = Instant::now();
+    // The step after the last token is on the device already: when the end is announced,
+    // nothing runs any more.
+    drop(stream);
+    Stream::current()?.synchronize()?;
     let rest = output.finish();
     if !rest.is_empty() {
         sink.event(Event::Text(rest));

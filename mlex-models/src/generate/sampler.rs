@@ -10,10 +10,15 @@ use mlex_core::{Array, Dtype, random};
 
 use crate::{Error, Result};
 
+/// Below this temperature the likeliest token is taken: logits that far apart have no chance,
+/// and dividing by less would leave the range of f32.
+const GREEDY_BELOW: f32 = 1e-6;
+
 /// How tokens are chosen. The default is greedy: the likeliest token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplerConfig {
-    /// Flattens (above 1) or sharpens (below 1) the distribution; 0 is greedy.
+    /// Flattens (above 1) or sharpens (below 1) the distribution; 0 is greedy, and so is
+    /// anything below 1e-6.
     pub temperature: f32,
     /// Only the likeliest tokens whose probabilities reach this sum; 1 is all.
     pub top_p: f32,
@@ -105,17 +110,14 @@ impl SamplerConfig {
         ] {
             check(field, value.is_finite(), "a number", value)?;
         }
-        match self
-            .logit_bias
-            .keys()
-            .find(|&&id| i64::from(id) >= i64::from(vocab_size))
-        {
-            Some(id) => {
+        for (&id, &bias) in &self.logit_bias {
+            if i64::from(id) >= i64::from(vocab_size) {
                 let expected = format!("token ids below {vocab_size}");
-                Err(Error::field("logit_bias", expected, id.to_string()))
+                return Err(Error::field("logit_bias", expected, id.to_string()));
             }
-            None => Ok(()),
+            check("logit_bias", bias < f32::INFINITY, "a number or -inf", bias)?;
         }
+        Ok(())
     }
 
     /// Whether the choice depends on the tokens before.
@@ -132,6 +134,8 @@ impl SamplerConfig {
 pub struct Sampler {
     config: SamplerConfig,
     key: Array,
+    /// How many tokens count as recent.
+    penalty_context: i32,
     /// Recent tokens, int32 `[n]`, where a penalty needs them.
     recent: Option<Array>,
     /// Ids int32 `[1, n]` and what is added to their logits, `[1, n]`.
@@ -167,9 +171,11 @@ impl Sampler {
                 Array::from_slice(&values, &shape)?,
             ))
         };
+        let penalty_context = i32::try_from(config.penalty_context).unwrap_or(i32::MAX);
         Ok(Self {
             config,
             key,
+            penalty_context,
             recent,
             bias,
         })
@@ -181,7 +187,7 @@ impl Sampler {
     /// When MLX refuses.
     pub fn sample(&mut self, logits: &Array) -> Result<Array> {
         let logits = self.penalized(logits.as_type(Dtype::Float32)?)?;
-        let token = if self.config.temperature == 0.0 {
+        let token = if self.config.temperature < GREEDY_BELOW {
             logits.argmax(-1, false)?
         } else {
             let keys = random::split(&self.key, 2)?;
@@ -192,7 +198,7 @@ impl Sampler {
         if let Some(recent) = &self.recent {
             let all = Array::concatenate([recent, &token], 0)?;
             let count = all.dim(0)?;
-            let start = (count - self.config.penalty_context as i32).max(0);
+            let start = (count - self.penalty_context).max(0);
             self.recent = Some(all.slice_axis(0, start, count)?);
         }
         Ok(token)

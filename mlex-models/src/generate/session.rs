@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use mlex_core::{Device, Dtype, Stream};
@@ -69,7 +69,8 @@ enum Job {
     },
 }
 
-/// A loaded model. A clone talks to the same model, whose thread ends with the last of them.
+/// A loaded model. A clone talks to the same model, whose thread ends with the last of them;
+/// dropping the last one waits for that.
 ///
 /// ```no_run
 /// use mlex_models::generate::{Event, LoadOptions, Request, Session};
@@ -84,15 +85,43 @@ enum Job {
 /// ```
 #[derive(Clone)]
 pub struct Session {
-    jobs: Sender<Job>,
+    engine: Arc<Engine>,
+}
+
+/// The thread of a model. It ends, and is waited for, when the last session and generation
+/// that use it are gone.
+struct Engine {
+    /// Taken when the engine is dropped, which ends the thread's loop.
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
     text: Arc<TextParts>,
-    info: Arc<SessionInfo>,
+    info: SessionInfo,
+}
+
+impl Engine {
+    /// Gives the thread a job. When the thread has ended, so has the job's channel: whoever
+    /// waits at its other end sees that.
+    fn submit(&self, job: Job) {
+        if let Some(jobs) = &self.jobs {
+            let _ = jobs.send(job);
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic there was reported when it happened.
+            let _ = thread.join();
+        }
+    }
 }
 
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Session")
-            .field("info", &self.info)
+            .field("info", &self.engine.info)
             .finish_non_exhaustive()
     }
 }
@@ -126,25 +155,36 @@ impl Session {
                 }
             }
         };
-        thread::Builder::new()
+        let thread = thread::Builder::new()
             .name("mlex-model".to_owned())
             .spawn(run)?;
         let (text, info) = loaded.recv().map_err(|_| gone())??;
-        Ok(Self {
-            jobs,
+        let engine = Engine {
+            jobs: Some(jobs),
+            thread: Some(thread),
             text,
-            info: Arc::new(info),
+            info,
+        };
+        Ok(Self {
+            engine: Arc::new(engine),
         })
     }
 
     /// What the model is.
     pub fn info(&self) -> &SessionInfo {
-        &self.info
+        &self.engine.info
     }
 
     /// The tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
-        &self.text.tokenizer
+        &self.engine.text.tokenizer
+    }
+
+    /// Whether the model has a chat template, which [`Prompt::Messages`] needs.
+    ///
+    /// [`Prompt::Messages`]: super::Prompt::Messages
+    pub fn has_chat_template(&self) -> bool {
+        self.engine.text.chat_template.is_some()
     }
 
     /// The prompt of a request as the model will be given it.
@@ -152,7 +192,7 @@ impl Session {
     /// # Errors
     /// When the chat template or the tokenizer refuses it.
     pub fn prompt_tokens(&self, request: &Request) -> Result<Vec<u32>> {
-        self.text.prompt_tokens(request)
+        self.engine.text.prompt_tokens(request)
     }
 
     /// Starts a generation, which runs while its events are read. Several wait for each other.
@@ -164,12 +204,12 @@ impl Session {
             events,
             cancelled: Arc::clone(&cancelled),
         };
-        // When the thread has ended, so has the channel of events: the iterator says so.
-        let _ = self.jobs.send(job);
+        self.engine.submit(job);
         Generation {
             events: inbox,
             cancelled,
             state: State::Running,
+            engine: Arc::clone(&self.engine),
         }
     }
 
@@ -179,7 +219,7 @@ impl Session {
     /// When there are no tokens, one is outside of the vocabulary, or MLX fails.
     pub fn score(&self, tokens: &[u32], top: usize) -> Result<Score> {
         let (reply, answer) = channel();
-        let _ = self.jobs.send(Job::Score {
+        self.engine.submit(Job::Score {
             tokens: tokens.to_vec(),
             top,
             reply,
@@ -259,11 +299,21 @@ enum State {
 
 /// The events of a generation, which ends after [`Event::Done`] or an error. Dropped, it
 /// cancels what is left.
-#[derive(Debug)]
 pub struct Generation {
     events: Receiver<Result<Event>>,
     cancelled: Arc<AtomicBool>,
     state: State,
+    /// Keeps the thread until the generation is done with.
+    engine: Arc<Engine>,
+}
+
+impl fmt::Debug for Generation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Generation")
+            .field("state", &self.state)
+            .field("info", &self.engine.info)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Cancels a [`Generation`] from another thread.

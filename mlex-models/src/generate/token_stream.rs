@@ -159,7 +159,10 @@ pub(super) fn prefill(
             eval(cache.arrays())?;
             memory::clear_cache()?;
         } else {
-            last = Some(hidden.at(1, -1)?);
+            // Computed before it is reported, as the chunks before it are.
+            let hidden = hidden.at(1, -1)?;
+            hidden.eval()?;
+            last = Some(hidden);
         }
         if !on_progress(PrefillProgress { processed, total }) {
             return Ok(None);

@@ -308,7 +308,9 @@ impl GgufVocab {
             // do not), except that runs of white space come first.
             None => derive_merges(tokens, ids, |id| {
                 let token = tokens[id as usize].as_str();
-                let blank = ['▁', '\n', '\t'].iter().any(|c| token.trim_matches(*c).is_empty());
+                let blank = ['▁', '\n', '\t']
+                    .iter()
+                    .any(|c| token.trim_matches(*c).is_empty());
                 if blank { f32::INFINITY } else { -(id as f32) }
             }),
         };

@@ -289,7 +289,11 @@ fn check_id(backend: &Backend, field: &str, token: &str, id: u32) -> Result<()> 
         Some(found) if found == id => Ok(()),
         found => {
             let found = found.map_or("none".to_owned(), |id| id.to_string());
-            Err(Error::field(format!("{field}: id of {token:?}"), id.to_string(), found))
+            Err(Error::field(
+                format!("{field}: id of {token:?}"),
+                id.to_string(),
+                found,
+            ))
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Every layer against golden cases: values from numpy in f64, from mlx-lm for the rotary
 //! scalings, from MLX for packed weights. See tools/make_nn_golden.py.
+#![allow(clippy::unwrap_used, reason = "a helper fails as its test would")]
 
 #[path = "../../../mlex-core/tests/ops/cases.rs"]
 mod cases;

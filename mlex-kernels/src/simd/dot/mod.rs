@@ -13,11 +13,13 @@ use std::arch::x86_64::*;
 use super::avx512::transpose16;
 use super::weights::{Code, FP4_CODES, ScaleType, Weights};
 
+mod brain;
 mod digits;
 mod panel;
 mod rows;
 mod tile;
 
+pub(crate) use brain::fill_brain_panel;
 pub(crate) use digits::Activations;
 pub(crate) use panel::fill_panel;
 pub(crate) use rows::matvec;
@@ -71,13 +73,7 @@ unsafe fn load_scales(kind: ScaleType, from: *const u8, n: usize) -> __m512 {
                 let power = _mm512_mask_blend_epi32(zero, power, _mm512_set1_epi32(0x0040_0000));
                 _mm512_maskz_mov_ps(mask, _mm512_castsi512_ps(power))
             }
-            ScaleType::E4m3 => {
-                let wide = _mm256_cvtepu8_epi16(_mm_maskz_loadu_epi8(mask, from.cast()));
-                let sign = _mm256_slli_epi16::<8>(_mm256_and_si256(wide, _mm256_set1_epi16(128)));
-                let rest = _mm256_slli_epi16::<7>(_mm256_and_si256(wide, _mm256_set1_epi16(127)));
-                let half = _mm512_cvtph_ps(_mm256_or_si256(sign, rest));
-                _mm512_mul_ps(half, _mm512_set1_ps(256.0))
-            }
+            ScaleType::E4m3 => brain::fp8(_mm_maskz_loadu_epi8(mask, from.cast())),
         }
     }
 }

@@ -89,6 +89,10 @@ unsafe fn all<const R: usize, const M: usize, const BITS: usize, const FP4: bool
 /// The CPU has the instructions; the rows are inside of the slices of `w`, and `x` was made
 /// for `w` and has `M` rows.
 #[inline]
+#[allow(
+    clippy::needless_range_loop,
+    reason = "indices of several arrays of registers"
+)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 unsafe fn group<const R: usize, const M: usize, const BITS: usize, const FP4: bool>(
     w: &Weights<'_>,

@@ -5,8 +5,8 @@ use std::arch::x86_64::*;
 use super::digits::{LARGEST, group_sums, split_block};
 use super::{COLUMNS, Weights};
 
-/// The most rows of a tile.
-const ROWS: usize = 14;
+/// The most rows of a tile. One more would need more registers than there are.
+const ROWS: usize = 13;
 
 /// How rows of `x` are cut and written for [`multiply`], for one kind of weights.
 #[derive(Clone, Copy)]
@@ -143,7 +143,7 @@ pub(crate) fn multiply(
     }
     // SAFETY: the lengths were checked; `Tile`s are only made at the level that has the
     // instructions.
-    rows!(1 2 3 4 5 6 7 8 9 10 11 12 13 14);
+    rows!(1 2 3 4 5 6 7 8 9 10 11 12 13);
 }
 
 /// # Safety

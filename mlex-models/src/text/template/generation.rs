@@ -5,19 +5,18 @@ use std::borrow::Cow;
 
 /// The template with each `{% generation %}` block as a `{% with %}` block, which has a scope of
 /// its own likewise and changes nothing else. White space control and line numbers stay.
-pub(super) fn pass_through(source: &str) -> String {
+///
+/// Fails with the line of the first tag that has more than `max_tag` bytes.
+pub(super) fn pass_through(source: &str, max_tag: usize) -> Result<String, usize> {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
-    while let Some(at) = rest
-        .find("{{")
-        .into_iter()
-        .chain(rest.find("{%"))
-        .chain(rest.find("{#"))
-        .min()
-    {
+    while let Some(at) = next_tag(rest) {
         let (before, tag) = rest.split_at(at);
         out.push_str(before);
         let (tag, after) = split_tag(tag);
+        if tag.len() > max_tag && !tag.starts_with("{#") {
+            return Err(out.matches('\n').count() + 1);
+        }
         out.push_str(&rename(tag));
         rest = after;
         if tag.starts_with("{%") && word(tag) == "raw" {
@@ -27,7 +26,14 @@ pub(super) fn pass_through(source: &str) -> String {
         }
     }
     out.push_str(rest);
-    out
+    Ok(out)
+}
+
+/// Where the next tag begins.
+fn next_tag(text: &str) -> Option<usize> {
+    text.as_bytes()
+        .windows(2)
+        .position(|pair| matches!(pair, b"{{" | b"{%" | b"{#"))
 }
 
 /// The tag at the beginning of `text`, and what follows. A tag without an end is all there is.
@@ -110,10 +116,14 @@ mod tests {
             "{",
         ];
         for source in same.iter().filter(|source| !source.ends_with("generation")) {
-            assert_eq!(pass_through(source), *source);
+            assert_eq!(pass_through(source, 1000).unwrap(), *source);
         }
         assert_eq!(
-            pass_through("a{%- generation -%}\n{{ x }}{%+endgeneration%}é{% raw %}{% endraw %}"),
+            pass_through(
+                "a{%- generation -%}\n{{ x }}{%+endgeneration%}é{% raw %}{% endraw %}",
+                1000
+            )
+            .unwrap(),
             "a{%- with -%}\n{{ x }}{%+endwith%}é{% raw %}{% endraw %}"
         );
     }

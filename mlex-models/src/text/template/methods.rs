@@ -15,7 +15,30 @@ pub(super) fn call(
     {
         return result;
     }
+    if method == "format" && value.as_str().is_some_and(has_huge_width) {
+        return Err(wrong(method));
+    }
     pycompat::unknown_method_callback(state, value, method, arguments)
+}
+
+/// More than any column of a real template is wide.
+const MAX_WIDTH: usize = 4;
+
+/// Whether a format asks for a width or precision of more digits than [`MAX_WIDTH`], or takes
+/// it from an argument. The text would be made before its size is counted.
+fn has_huge_width(format: &str) -> bool {
+    let specs = format
+        .split('{')
+        .skip(1)
+        .map(|rest| rest.split('}').next().unwrap_or(rest));
+    let digits = |spec: &str| {
+        spec.split(|c: char| !c.is_ascii_digit())
+            .map(str::len)
+            .max()
+    };
+    format.contains(":{")
+        || format.contains(".{")
+        || specs.into_iter().any(|spec| digits(spec) > Some(MAX_WIDTH))
 }
 
 /// The string methods that pycompat lacks.

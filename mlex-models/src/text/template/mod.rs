@@ -5,6 +5,7 @@
 
 mod generation;
 mod json;
+mod limits;
 mod methods;
 mod source;
 mod time;
@@ -25,11 +26,6 @@ use crate::error::{Error, Result, ResultExt};
 /// The template for chats without a name of their own, and the one for chats with tools.
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
-
-/// What one rendering may cost: about that many steps, and 64 bytes of data for each.
-const FUEL: u64 = 8_000_000;
-/// How deep macros may call each other.
-const MAX_RECURSION: usize = 100;
 
 /// The chat template of a model, or the several named ones that some models have.
 #[derive(Clone)]
@@ -89,11 +85,12 @@ impl ChatTemplate {
     pub fn named(templates: Vec<(String, String)>) -> Result<Self> {
         let mut environment = environment()?;
         for (name, source) in &templates {
-            // Jinja reads every kind of line break as one.
-            let source = source.replace("\r\n", "\n").replace('\r', "\n");
-            let source = generation::pass_through(&source);
-            environment
-                .add_template_owned(name.clone(), source)
+            let added = limits::checked(source).and_then(|source| {
+                // Parsed by recursion, as deep as the longest tag is.
+                limits::on_large_stack(|| environment.add_template_owned(name.clone(), source))
+            });
+            added
+                .map_err(|problem| Error::template(format!("{name}{problem}")))?
                 .map_err(|error| template_error(name, &error))?;
         }
         let mut sources = templates;
@@ -147,12 +144,11 @@ impl ChatTemplate {
             "add_generation_prompt".into(),
             request.add_generation_prompt.into(),
         );
-        let template = self
-            .environment
-            .get_template(name)
-            .map_err(|error| template_error(name, &error))?;
-        template
-            .render(object(&variables))
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(limits::fuel(&variables)));
+        let render = || environment.get_template(name)?.render(object(&variables));
+        limits::on_large_stack(render)
+            .map_err(|problem| Error::template(format!("{name}{problem}")))?
             .map_err(|error| template_error(name, &error))
     }
 
@@ -198,8 +194,7 @@ fn environment() -> Result<Environment<'static>> {
     environment.set_syntax(syntax.map_err(|error| template_error("syntax", &error))?);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_undefined_behavior(UndefinedBehavior::Lenient);
-    environment.set_fuel(Some(FUEL));
-    environment.set_recursion_limit(MAX_RECURSION);
+    limits::set(&mut environment);
     environment.set_unknown_method_callback(methods::call);
     environment.add_filter("tojson", json::tojson);
     environment.add_function("raise_exception", raise_exception);

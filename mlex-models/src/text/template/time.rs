@@ -26,13 +26,28 @@ impl LocalTime {
         let config = Config::new().lenient(true);
         let mut out = String::new();
         let time = BrokenDownTime::from(self.0);
-        match time.format_with_config(
-            &config,
-            format.replace("%Z", "").replace("%z", ""),
-            &mut out,
-        ) {
+        match time.format_with_config(&config, self.fill(format), &mut out) {
             Ok(()) => out,
             Err(_) => format.to_owned(),
         }
+    }
+
+    /// The format without what Python sees otherwise: no time zone, and `%f` as microseconds.
+    fn fill(&self, format: &str) -> String {
+        let mut out = String::with_capacity(format.len());
+        let mut characters = format.chars();
+        while let Some(character) = characters.next() {
+            if character != '%' {
+                out.push(character);
+                continue;
+            }
+            match characters.next() {
+                Some('Z' | 'z') => {}
+                Some('f') => out.push_str(&format!("{:06}", self.0.subsec_nanosecond() / 1000)),
+                Some(directive) => out.extend(['%', directive]),
+                None => out.push('%'),
+            }
+        }
+        out
     }
 }

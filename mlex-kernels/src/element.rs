@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use crate::simd::rows::Widen;
 use crate::simd::{Level, Vector};
 
-/// An element type of activations: [`f32`], [`f16`] or [`bf16`]. Kernels compute in f32.
+/// An element type of activations: [`f32`], [`struct@f16`] or [`bf16`]. Kernels compute in f32.
 pub trait Element: Vector {
     /// The value in f32; exact.
     fn to_f32(self) -> f32;

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use serde_path_to_error::Segment;
 
-use crate::{Error, Result};
+use crate::{Error, Result, ResultExt};
 
 /// The largest config file that is read.
 const MAX_CONFIG_BYTES: u64 = 64 << 20;
@@ -39,10 +39,12 @@ impl ModelConfig {
     /// When a file is missing, too large or not a JSON object; the error names it.
     pub fn open(dir: &Path) -> Result<Self> {
         let mut json = read_json_object(&dir.join("config.json"))?;
-        let generation = dir.join("generation_config.json");
-        if generation.exists() {
-            let generation = read_json_object(&generation)?;
+        let path = dir.join("generation_config.json");
+        if path.exists() {
+            let generation = read_json_object(&path)?;
             if let Some(ids) = generation.get("eos_token_id").filter(|ids| !ids.is_null()) {
+                // Here, where it is known which file they are from.
+                token_ids("eos_token_id", ids).with_path(&path)?;
                 json.insert("eos_token_id".to_owned(), ids.clone());
             }
         }
@@ -84,22 +86,9 @@ impl ModelConfig {
     /// # Errors
     /// When they are something else.
     pub fn eos_token_ids(&self) -> Result<Vec<u32>> {
-        let id = |value: &Value| {
-            value
-                .as_u64()
-                .and_then(|id| u32::try_from(id).ok())
-                .ok_or_else(|| {
-                    Error::field(
-                        "eos_token_id",
-                        "a token id or a list of them",
-                        shown(value),
-                    )
-                })
-        };
         match self.json.get("eos_token_id") {
             None | Some(Value::Null) => Ok(Vec::new()),
-            Some(Value::Array(ids)) => ids.iter().map(id).collect(),
-            Some(value) => Ok(vec![id(value)?]),
+            Some(ids) => token_ids("eos_token_id", ids),
         }
     }
 
@@ -145,6 +134,18 @@ impl ModelConfig {
             default: Some(default),
             layers,
         })
+    }
+}
+
+/// A token id, or a list of them.
+fn token_ids(field: &str, value: &Value) -> Result<Vec<u32>> {
+    let id = |value: &Value| {
+        let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
+        id.ok_or_else(|| Error::field(field, "a token id or a list of them", shown(value)))
+    };
+    match value {
+        Value::Array(ids) => ids.iter().map(id).collect(),
+        value => Ok(vec![id(value)?]),
     }
 }
 
@@ -382,8 +383,12 @@ pub(crate) struct RopeFields {
 }
 
 impl RopeFields {
-    /// The settings of a rotary embedding over `dims` entries of a head.
+    /// The settings of a rotary embedding over the `dims` entries of a head.
     pub(crate) fn rope(&self, dims: i32, default_theta: f32) -> Result<RopeConfig> {
+        if dims <= 0 || dims % 2 != 0 {
+            let expected = "a positive even number";
+            return Err(Error::field("head_dim", expected, dims.to_string()));
+        }
         let theta = self.theta();
         let scaling = match self.section() {
             Some(section) => section.scaling(self.max_position_embeddings)?,

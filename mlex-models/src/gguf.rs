@@ -129,13 +129,19 @@ pub(crate) fn config(file: &GgufFile) -> Result<ModelConfig> {
     if let Some(scaling) = rope_scaling(file, arch, context)? {
         put("rope_scaling", scaling);
     }
-    for (key, field) in [
-        ("bos_token_id", "bos_token_id"),
-        ("eos_token_id", "eos_token_id"),
-    ] {
-        if let Some(id) = file.get::<u64>(&format!("tokenizer.ggml.{key}"))? {
-            put(field, json!(id));
-        }
+    let id = |name: &str| file.get::<u64>(&format!("tokenizer.ggml.{name}"));
+    if let Some(id) = id("bos_token_id")? {
+        put("bos_token_id", json!(id));
+    }
+    // The ends of a turn and of a message too: a tokenizer's files name only one.
+    let mut ends: Vec<u64> = Vec::new();
+    for name in ["eos_token_id", "eot_token_id", "eom_token_id"] {
+        ends.extend(id(name)?.filter(|id| !ends.contains(id)));
+    }
+    match ends.as_slice() {
+        [] => {}
+        [end] => _ = put("eos_token_id", json!(end)),
+        ends => _ = put("eos_token_id", json!(ends)),
     }
     if let Some(section) = quantization(file)? {
         put("quantization", section);

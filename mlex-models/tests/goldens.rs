@@ -100,8 +100,8 @@ fn names() -> Vec<String> {
 }
 
 /// How far logits may be off, relative to the largest one: 1e-4 in f32. In a half type every
-/// activation is rounded; there it is half as much again as the reference's own run in that type
-/// is away from its run in f32.
+/// activation is rounded, so that the reference's own run is away from its run in f32: two runs
+/// may each be away by that much, to either side, and the largest error of few is not exact.
 fn tolerance(golden: &Golden) -> f32 {
     if !golden.has("logits_f32") {
         return 1e-4;
@@ -109,7 +109,7 @@ fn tolerance(golden: &Golden) -> f32 {
     let own = golden.tensor(if golden.has("logits_cpu") { "logits_cpu" } else { "logits" });
     let exact = golden.tensor("logits_f32");
     let largest = |x: &Array| x.abs().unwrap().max_all().unwrap().item::<f32>().unwrap();
-    1.5 * largest(&own.subtract(&exact).unwrap()) / largest(&exact)
+    2.5 * largest(&own.subtract(&exact).unwrap()) / largest(&exact)
 }
 
 #[test]

@@ -87,7 +87,10 @@ fn read(generation: Generation) -> Result<Answer> {
             Event::Done(_) => 4,
             other => panic!("{other:?}"),
         };
-        assert!(next >= stage && answer.done.is_none(), "{event:?} in stage {stage}");
+        assert!(
+            next >= stage && answer.done.is_none(),
+            "{event:?} in stage {stage}"
+        );
         stage = next;
         match event {
             Event::Prompt(ids) => {
@@ -157,7 +160,11 @@ fn a_generation_tells_prompt_prefill_tokens_and_end() {
     let answer = answer(&session, request);
     let expected = expected();
     assert_eq!(answer.prompt, expected.tokens("tokens"));
-    let steps: Vec<_> = answer.prefill.iter().map(|step| (step.processed, step.total)).collect();
+    let steps: Vec<_> = answer
+        .prefill
+        .iter()
+        .map(|step| (step.processed, step.total))
+        .collect();
     assert_eq!(steps, [(10, 24), (20, 24), (24, 24)]);
     assert_eq!(answer.ids, expected.tokens("greedy"));
     assert_eq!(answer.text, GREEDY_TEXT);
@@ -193,7 +200,10 @@ fn the_session_says_what_it_is() {
     let seen = seen.lock().unwrap();
     assert!(seen.is_sorted_by_key(|progress| progress.loaded));
     let last = seen.last().unwrap();
-    assert_eq!((last.loaded, last.total), (info.file_bytes, info.file_bytes));
+    assert_eq!(
+        (last.loaded, last.total),
+        (info.file_bytes, info.file_bytes)
+    );
     assert_eq!(session.tokenizer().vocab_size(), 130);
     assert!(session.has_chat_template());
 }
@@ -225,7 +235,9 @@ fn several_threads_and_clones_share_a_model() {
             ..SamplerConfig::default()
         })
     };
-    let alone: Vec<_> = (0..4).map(|seed| answer(&session, sampled(seed)).ids).collect();
+    let alone: Vec<_> = (0..4)
+        .map(|seed| answer(&session, sampled(seed)).ids)
+        .collect();
     assert_ne!(alone[0], alone[1]);
     thread::scope(|scope| {
         for (seed, alone) in (0..).zip(&alone) {
@@ -245,7 +257,9 @@ fn several_threads_and_clones_share_a_model() {
 fn a_generation_can_be_read_on_another_thread() {
     let session = session();
     let generation = session.generate(request());
-    let answer = thread::spawn(move || read(generation).unwrap()).join().unwrap();
+    let answer = thread::spawn(move || read(generation).unwrap())
+        .join()
+        .unwrap();
     assert_eq!(answer.text, GREEDY_TEXT);
 }
 
@@ -274,18 +288,27 @@ fn an_end_token_ends_the_text_unless_it_is_ignored() {
     for ids in [json!(29), json!([7, 29])] {
         let model = model();
         // Of generation_config.json, which wins over the config's own.
-        model.write("generation_config.json", json!({"eos_token_id": ids}).to_string());
+        model.write(
+            "generation_config.json",
+            json!({"eos_token_id": ids}).to_string(),
+        );
         let session = load(&model);
         let ended = answer(&session, request());
         assert_eq!(ended.ids, greedy[..4]);
-        assert_eq!((ended.text.as_str(), ended.reason()), ("|ae|", FinishReason::Stop));
+        assert_eq!(
+            (ended.text.as_str(), ended.reason()),
+            ("|ae|", FinishReason::Stop)
+        );
         let mut ignoring = request();
         ignoring.ignore_eos = true;
         assert_eq!(answer(&session, ignoring).text, GREEDY_TEXT);
     }
     // The tokenizer's own end token counts too.
     let model = model();
-    model.write("tokenizer_config.json", json!({"eos_token": ";"}).to_string());
+    model.write(
+        "tokenizer_config.json",
+        json!({"eos_token": ";"}).to_string(),
+    );
     assert_eq!(answer(&load(&model), request()).ids, greedy[..4]);
 }
 
@@ -371,12 +394,21 @@ fn requests_that_cannot_be_done_say_why_and_leave_the_session_usable() {
     let tokens = |ids: &[u32]| Request::new(Prompt::Tokens(ids.to_vec()));
     let none = "prompt: expected at least one token, found none";
     assert_eq!(fails(&session, tokens(&[])), none);
-    assert_eq!(fails(&session, Request::new(Prompt::Raw(String::new()))), none);
+    assert_eq!(
+        fails(&session, Request::new(Prompt::Raw(String::new()))),
+        none
+    );
     for id in [130, u32::MAX] {
         let expected = format!("token: expected an id below 130, found {id}");
         assert_eq!(fails(&session, tokens(&[3, id, 4])), expected);
-        assert_eq!(session.score(&[3, id], 1).unwrap_err().to_string(), expected);
-        assert_eq!(session.score(&[id, 3], 1).unwrap_err().to_string(), expected);
+        assert_eq!(
+            session.score(&[3, id], 1).unwrap_err().to_string(),
+            expected
+        );
+        assert_eq!(
+            session.score(&[id, 3], 1).unwrap_err().to_string(),
+            expected
+        );
     }
     let cold = SamplerConfig {
         temperature: -1.0,
@@ -435,7 +467,9 @@ fn half_precision_is_asked_for_by_dtype() {
     let mut options = LoadOptions::default();
     options.dtype = Some(Dtype::Int32);
     assert_eq!(
-        Session::load(model.path(), options).unwrap_err().to_string(),
+        Session::load(model.path(), options)
+            .unwrap_err()
+            .to_string(),
         "dtype: expected a floating-point type, found int32"
     );
 }

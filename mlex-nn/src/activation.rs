@@ -2,7 +2,7 @@
 
 use mlex_core::Array;
 
-use crate::{Linear, Result, Weights};
+use crate::{Linear, Result, Weights, host};
 
 /// `x * sigmoid(x)`.
 ///
@@ -72,6 +72,9 @@ impl Activation {
     /// # Errors
     /// When the shapes do not fit.
     pub fn gated(self, gate: &Array, up: &Array) -> Result<Array> {
+        if let Some(y) = host::gated(self, gate, up)? {
+            return Ok(y);
+        }
         let gate = match self {
             Self::Silu => silu(gate)?,
             Self::Gelu => gelu(gate)?,

@@ -3,7 +3,7 @@
 use mlex_core::{Array, AttentionMask};
 
 use crate::cache::{KvCache, Mask};
-use crate::{Error, Linear, Result, RmsNorm, Rope, Weights};
+use crate::{Error, Linear, Result, RmsNorm, Rope, Weights, host};
 
 /// The settings of a [`SelfAttention`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -112,7 +112,7 @@ impl SelfAttention {
 
         let (queries, keys) = match &self.rope {
             Some(rope) => {
-                let offset = cache.offset()?;
+                let offset = cache.offset();
                 (
                     rope.forward(&queries, &offset)?,
                     rope.forward(&keys, &offset)?,
@@ -122,11 +122,8 @@ impl SelfAttention {
         };
         let (keys, values) = cache.update(&keys, &values)?;
 
-        let mask = mask.as_attention();
-        let output = attention(&queries, &keys, &values, self.scale, mask, None)?;
-        // [B, H, L, D] -> [B, L, H * D]
-        self.o_proj
-            .forward(&output.transpose(&[0, 2, 1, 3])?.flatten(2, 3)?)
+        let output = merged_attention(&queries, &keys, &values, self.scale, mask.as_attention())?;
+        self.o_proj.forward(&output)
     }
 
     /// `[B, L, heads * D]` to `[B, heads, L, D]`, normalized per head.
@@ -154,5 +151,27 @@ pub fn attention(
     mask: AttentionMask<'_>,
     sinks: Option<&Array>,
 ) -> Result<Array> {
-    Ok(queries.attention(keys, values, scale, mask, sinks)?)
+    let heads = queries.dim(1)?;
+    match host::attention(queries, keys, values, scale, mask, sinks)? {
+        // [B, L, H * D] -> [B, H, L, D]
+        Some(merged) => Ok(merged
+            .unflatten(-1, &[heads, -1])?
+            .transpose(&[0, 2, 1, 3])?),
+        None => Ok(queries.attention(keys, values, scale, mask, sinks)?),
+    }
+}
+
+/// As [`attention`], the heads side by side: `[B, L, H * D_v]`.
+fn merged_attention(
+    queries: &Array,
+    keys: &Array,
+    values: &Array,
+    scale: f32,
+    mask: AttentionMask<'_>,
+) -> Result<Array> {
+    if let Some(merged) = host::attention(queries, keys, values, scale, mask, None)? {
+        return Ok(merged);
+    }
+    let output = queries.attention(keys, values, scale, mask, None)?;
+    Ok(output.transpose(&[0, 2, 1, 3])?.flatten(2, 3)?)
 }

@@ -2,17 +2,35 @@
 
 use mlex_core::{Array, Device, Dtype, QuantizedWeight, Stream};
 
-use crate::Result;
+use crate::linear::Matrix;
+use crate::{Result, host};
 
-/// From how many rows of `x` on the CPU dequantizes a weight and multiplies by BLAS: MLX's
+pub use crate::host::set_kernels;
+
+/// From how many rows of `x` MLX's CPU backend dequantizes a weight and multiplies by BLAS: its
 /// own quantized product is scalar there, and unpacking costs about as much as two rows.
 const DEQUANTIZE_ROWS: usize = 4;
 
-/// `x` `[.., K]` times a quantized weight `[N, K]`, transposed: `[.., N]`.
+/// `x` `[.., K]` times the transposed matrix `[N, K]`, plus `bias` `[N]`: `[.., N]`.
 ///
 /// # Errors
 /// When the shapes do not fit.
-pub fn quantized_matmul(x: &Array, weight: &QuantizedWeight) -> Result<Array> {
+pub fn linear(x: &Array, matrix: &Matrix, bias: Option<&Array>) -> Result<Array> {
+    if let Some(y) = host::linear(x, matrix, bias)? {
+        return Ok(y);
+    }
+    let y = match matrix {
+        Matrix::Dense { transposed, .. } => x.matmul(transposed)?,
+        Matrix::Quantized(weight) => quantized_matmul(x, weight)?,
+    };
+    Ok(match bias {
+        Some(bias) => y.add(bias)?,
+        None => y,
+    })
+}
+
+/// `x` `[.., K]` times a quantized weight `[N, K]`, transposed, by MLX: `[.., N]`.
+fn quantized_matmul(x: &Array, weight: &QuantizedWeight) -> Result<Array> {
     if Stream::current()?.device() != Device::Cpu {
         return Ok(weight.matmul(x)?);
     }

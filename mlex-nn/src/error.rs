@@ -138,7 +138,9 @@ impl fmt::Display for WeightErrors {
                      name,
                      expected,
                      found,
-                 }| { format!("{}: expected {expected}, found {found}", shown(name)) },
+                 }| {
+                    format!("{}: expected {expected}, found {found}", shown(name))
+                },
             )
             .collect();
         let names = |names: &[String]| names.iter().map(|name| shown(name)).collect::<Vec<_>>();

@@ -10,6 +10,7 @@ pub mod cache;
 pub mod dispatch;
 mod embedding;
 mod error;
+mod host;
 mod linear;
 mod norm;
 pub mod quant;

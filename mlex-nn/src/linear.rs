@@ -9,9 +9,11 @@ use crate::{Result, Weights, dispatch};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Matrix {
-    /// As floating point, kept transposed: a view `[K, N]`.
+    /// As floating point.
     Dense {
-        /// `[K, N]`, a transposed view of the checkpoint's tensor.
+        /// `[N, K]`.
+        weight: Array,
+        /// `[K, N]`, a transposed view of it.
         transposed: Array,
     },
     /// Packed.
@@ -25,8 +27,9 @@ impl Matrix {
     /// When it cannot be read or its layout is not one that MLX has.
     pub fn load(weights: &Weights, rows: i32, columns: i32) -> Result<Self> {
         let Some(layout) = weights.quantized()? else {
-            let transposed = weights.get_float("weight", &[rows, columns])?.t()?;
-            return Ok(Self::Dense { transposed });
+            let weight = weights.get("weight", &[rows, columns])?;
+            let transposed = weight.t()?;
+            return Ok(Self::Dense { weight, transposed });
         };
         let (words, groups) =
             packed_columns(layout, columns).map_err(|error| error.with_layer(weights.prefix()))?;
@@ -54,10 +57,7 @@ impl Matrix {
     /// # Errors
     /// When the shapes do not fit.
     pub fn matmul(&self, x: &Array) -> Result<Array> {
-        match self {
-            Self::Dense { transposed } => Ok(x.matmul(transposed)?),
-            Self::Quantized(weight) => dispatch::quantized_matmul(x, weight),
-        }
+        dispatch::linear(x, self, None)
     }
 
     /// The rows that `ids` name: `[*ids.shape, K]`.
@@ -66,7 +66,7 @@ impl Matrix {
     /// When `ids` are not integers.
     pub fn rows(&self, ids: &Array) -> Result<Array> {
         match self {
-            Self::Dense { transposed } => Ok(transposed.t()?.take(ids, 0)?),
+            Self::Dense { weight, .. } => Ok(weight.take(ids, 0)?),
             Self::Quantized(weight) => {
                 let rows = QuantizedWeight {
                     weight: weight.weight.take(ids, 0)?,
@@ -111,10 +111,6 @@ impl Linear {
     /// # Errors
     /// When the shapes do not fit.
     pub fn forward(&self, x: &Array) -> Result<Array> {
-        let y = self.weight.matmul(x)?;
-        Ok(match &self.bias {
-            Some(bias) => y.add(bias)?,
-            None => y,
-        })
+        dispatch::linear(x, &self.weight, self.bias.as_ref())
     }
 }

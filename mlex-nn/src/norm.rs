@@ -2,7 +2,7 @@
 
 use mlex_core::Array;
 
-use crate::{Result, Weights};
+use crate::{Result, Weights, host};
 
 /// `x / sqrt(mean(x^2) + eps) * weight` ("Root Mean Square Layer Normalization").
 #[derive(Clone, Debug)]
@@ -28,7 +28,10 @@ impl RmsNorm {
     /// # Errors
     /// When the shapes do not fit.
     pub fn forward(&self, x: &Array) -> Result<Array> {
-        Ok(x.rms_norm(Some(&self.weight), self.eps)?)
+        match host::rms_norm(x, &self.weight, self.eps)? {
+            Some(y) => Ok(y),
+            None => Ok(x.rms_norm(Some(&self.weight), self.eps)?),
+        }
     }
 }
 
@@ -62,6 +65,10 @@ impl LayerNorm {
     /// # Errors
     /// When the shapes do not fit.
     pub fn forward(&self, x: &Array) -> Result<Array> {
-        Ok(x.layer_norm(Some(&self.weight), self.bias.as_ref(), self.eps)?)
+        let bias = self.bias.as_ref();
+        match host::layer_norm(x, &self.weight, bias, self.eps)? {
+            Some(y) => Ok(y),
+            None => Ok(x.layer_norm(Some(&self.weight), bias, self.eps)?),
+        }
     }
 }

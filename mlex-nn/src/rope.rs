@@ -5,7 +5,8 @@ use std::f32::consts::TAU;
 use mlex_core::{Array, Rope as Rotation};
 
 use crate::cache::Offset;
-use crate::{Error, Result};
+use crate::host::RopeKernel;
+use crate::{Error, Result, host};
 
 /// How positions beyond the trained context are brought into it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -91,6 +92,8 @@ pub struct Rope {
     freqs: Option<Array>,
     /// What the rotated entries are multiplied by.
     magnitude: f32,
+    /// The same for the kernels.
+    kernel: RopeKernel,
 }
 
 impl Rope {
@@ -117,10 +120,19 @@ impl Rope {
             scale: 1.0,
             freqs: None,
             magnitude: 1.0,
+            kernel: RopeKernel {
+                dims,
+                traditional,
+                inverse: wavelengths(dims, base).map(f32::recip).collect(),
+                scale: 1.0,
+            },
         };
         match scaling {
             RopeScaling::None => {}
-            RopeScaling::Linear { factor } => rope.scale = 1.0 / positive("factor", *factor)?,
+            RopeScaling::Linear { factor } => {
+                rope.scale = 1.0 / positive("factor", *factor)?;
+                rope.kernel.scale = rope.scale;
+            }
             RopeScaling::Llama3 {
                 factor,
                 low_freq_factor,
@@ -226,6 +238,8 @@ impl Rope {
 
     fn set_freqs(&mut self, freqs: impl Iterator<Item = f32>) -> Result<()> {
         let freqs: Vec<f32> = freqs.collect();
+        // An infinite wavelength is no rotation.
+        self.kernel.inverse = freqs.iter().map(|freq| freq.recip()).collect();
         self.freqs = Some(Array::from_slice(&freqs, &[freqs.len() as i32])?);
         Ok(())
     }
@@ -244,9 +258,15 @@ impl Rope {
         };
         let scaled = self.scaled(x)?;
         let x = scaled.as_ref().unwrap_or(x);
+        if let Some(y) = host::rope(x, &self.kernel, offset.positions())? {
+            return Ok(y);
+        }
         Ok(match offset {
             Offset::Same(position) => x.rope(rotation, *position)?,
-            Offset::PerRow(positions) => x.rope_at(rotation, positions)?,
+            Offset::PerRow(rows) => {
+                let rows = Array::from_slice(rows, &[rows.len() as i32])?;
+                x.rope_at(rotation, &rows)?
+            }
         })
     }
 

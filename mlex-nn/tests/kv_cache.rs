@@ -309,11 +309,11 @@ fn a_padded_row_gives_what_it_gives_alone() {
                 tokens(3, total, len, 1.0),
                 tokens(3, total, len, 1.3),
             );
-            let Offset::PerRow(offsets) = batch.offset().unwrap() else {
+            let Offset::PerRow(offsets) = batch.offset() else {
                 panic!("an offset per row");
             };
             let expected: Vec<i32> = padding.iter().map(|padding| total - padding).collect();
-            assert_eq!(offsets.to_vec::<i32>().unwrap(), expected);
+            assert_eq!(offsets.to_vec(), expected);
 
             let mask = batch.mask(len).unwrap();
             let (keys, values) = batch.update(&k, &v).unwrap();
@@ -342,9 +342,9 @@ fn padding_is_announced_before_the_first_token() {
     let error = cache.set_left_padding(&[1, -1]).unwrap_err().to_string();
     assert_eq!(error, "left padding: expected no negative number, found -1");
     cache.set_left_padding(&[0, 0]).unwrap();
-    assert!(matches!(cache.offset().unwrap(), Offset::Same(0)));
+    assert!(matches!(cache.offset(), Offset::Same(0)));
     extend(&mut cache, 2);
-    assert!(matches!(cache.offset().unwrap(), Offset::Same(2)));
+    assert!(matches!(cache.offset(), Offset::Same(2)));
     let error = cache.set_left_padding(&[1]).unwrap_err().to_string();
     assert_eq!(error, "left padding: expected an empty cache, found 2");
 }

@@ -252,6 +252,9 @@ unsafe fn parts<'a, T>(data: *const T, len: usize) -> &'a [T] {
 
 /// The bytes of elements of `T`, whose dtype has been compared, as such.
 pub(crate) fn host_slice<T: Element>(bytes: &[u8]) -> &[T] {
+    if bytes.is_empty() {
+        return &[];
+    }
     // SAFETY: the bytes are whole elements of `T` (see `slice_of` for the bit patterns); MLX
     // aligns buffers to 8 bytes and packs to 16, which no element exceeds.
     unsafe { slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / size_of::<T>()) }
@@ -259,6 +262,9 @@ pub(crate) fn host_slice<T: Element>(bytes: &[u8]) -> &[T] {
 
 /// As [`host_slice`], to be written.
 pub(crate) fn host_slice_mut<T: Element>(bytes: &mut [u8]) -> &mut [T] {
+    if bytes.is_empty() {
+        return &mut [];
+    }
     // SAFETY: as in `host_slice`.
     unsafe { slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), bytes.len() / size_of::<T>()) }
 }

@@ -95,7 +95,27 @@ pub(crate) fn run_op(
     let mut out = ArrayHandle::empty();
     let status = call(out.as_mut_ptr(), stream.raw());
     check(op, status)?;
-    Ok(Array::from_handle(out))
+    countable(op, Array::from_handle(out))
+}
+
+/// Refuses an array with more elements than can be addressed: MLX's own count would wrap
+/// around, and its buffer would be too small. Broadcasting makes such shapes from small ones.
+#[track_caller]
+fn countable(op: &'static str, array: Array) -> Result<Array> {
+    // The same for all dtypes: no element is larger than 8 bytes.
+    const MAX: i64 = isize::MAX as i64 / 8;
+    let count = array.shape().iter().try_fold(1i64, |count, &dim| {
+        let count = count.checked_mul(i64::from(dim))?;
+        (0..=MAX).contains(&count).then_some(count)
+    });
+    if count.is_some() {
+        return Ok(array);
+    }
+    Err(Error::new(crate::ErrorKind::Mlx {
+        op: op.strip_prefix("mlx_").unwrap_or(op),
+        message: format!("the result would have the shape {:?}", array.shape()),
+        location: std::panic::Location::caller(),
+    }))
 }
 
 /// Runs one operation with several outputs on the current stream.

@@ -146,7 +146,6 @@ fn dense_rows<S: Simd, T: Vector, const M: usize, const R: usize>(s: S, job: Den
         ..
     } = job;
     assert!(w.len() >= (first + count) * k && x.len() >= M * k);
-    // Bytes ahead that the next weights are asked for; rows follow each other in memory.
     let mut n = 0;
     while n < count {
         let left = (count - n).min(R);
@@ -163,6 +162,7 @@ fn dense_rows<S: Simd, T: Vector, const M: usize, const R: usize>(s: S, job: Den
                 }
                 for (r, acc) in acc.iter_mut().enumerate() {
                     let from = w.as_ptr().add(row(r) + i);
+                    // Rows follow each other in memory.
                     prefetch(from.wrapping_byte_add(3072));
                     let w = T::load(s, from);
                     for (acc, &x) in acc.iter_mut().zip(&xs) {

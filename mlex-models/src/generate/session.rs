@@ -245,7 +245,8 @@ fn open(path: &Path, options: LoadOptions) -> Result<(LoadedModel, TextParts, De
     let chat_template = files
         .chat_template()?
         .map(|template| template.with_variables(tokenizer.special_tokens()));
-    let mut eos_ids = files.config()?.eos_token_ids()?;
+    let eos_ids = files.config()?.eos_token_ids();
+    let mut eos_ids = eos_ids.map_err(|error| files.locate(error))?;
     eos_ids.extend(tokenizer.eos_ids());
     eos_ids.sort_unstable();
     eos_ids.dedup();

@@ -1,6 +1,6 @@
 //! The loop of prefill and decode, as an iterator of tokens.
 
-use mlex_core::{Array, async_eval, eval, memory};
+use mlex_core::{Array, Device, Stream, async_eval, eval, memory};
 use mlex_nn::Cache;
 
 use super::Sampler;
@@ -113,6 +113,12 @@ impl<'m> TokenStream<'m> {
     }
 
     fn step(&mut self, token: &Array) -> Result<u32> {
+        // A GPU is given its next step before this one is waited for. The CPU has nothing to
+        // gain by that, and a finished step lets the cache be updated in place: until then its
+        // memory is in use.
+        if Stream::current()?.device() == Device::Cpu {
+            token.eval()?;
+        }
         self.next = if self.remaining > 0 {
             Some(self.advance(token)?)
         } else {

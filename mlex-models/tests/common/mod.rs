@@ -118,7 +118,10 @@ pub fn tokens(vocab_size: usize) -> Vec<String> {
 /// The `tokenizer.json` of [`tokens`].
 pub fn tokenizer_json(vocab_size: usize) -> Value {
     let tokens = tokens(vocab_size);
-    let vocab: Map<String, Value> = (0..).zip(&tokens).map(|(id, t)| (t.clone(), json!(id))).collect();
+    let vocab: Map<String, Value> = (0..)
+        .zip(&tokens)
+        .map(|(id, t)| (t.clone(), json!(id)))
+        .collect();
     let special = |&id: &usize| {
         json!({"id": id, "content": tokens[id], "special": true, "normalized": false,
                "single_word": false, "lstrip": false, "rstrip": false})

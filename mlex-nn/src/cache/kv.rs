@@ -81,22 +81,12 @@ impl KvCache {
     }
 
     /// The position of the next token.
-    ///
-    /// # Errors
-    /// When MLX is out of memory.
-    pub fn offset(&self) -> Result<Offset> {
+    pub fn offset(&self) -> Offset {
         if self.left_padding.is_empty() {
-            return Ok(Offset::Same(self.seen));
+            return Offset::Same(self.seen);
         }
-        let rows: Vec<i32> = self
-            .left_padding
-            .iter()
-            .map(|padding| self.seen - padding)
-            .collect();
-        Ok(Offset::PerRow(Array::from_slice(
-            &rows,
-            &[rows.len() as i32],
-        )?))
+        let rows = self.left_padding.iter();
+        Offset::PerRow(rows.map(|padding| self.seen - padding).collect())
     }
 
     /// How many keys [`update`](Self::update) with `new` tokens will return.

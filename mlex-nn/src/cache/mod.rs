@@ -2,6 +2,8 @@
 
 mod kv;
 
+use std::sync::Arc;
+
 use mlex_core::{Array, AttentionMask};
 
 pub use kv::KvCache;
@@ -13,8 +15,18 @@ use crate::{Error, Result};
 pub enum Offset {
     /// The same in every batch row.
     Same(i32),
-    /// One per batch row: int32 `[B]`.
-    PerRow(Array),
+    /// One per batch row.
+    PerRow(Arc<[i32]>),
+}
+
+impl Offset {
+    /// One position, or one per batch row.
+    pub fn positions(&self) -> &[i32] {
+        match self {
+            Self::Same(position) => std::slice::from_ref(position),
+            Self::PerRow(positions) => positions,
+        }
+    }
 }
 
 /// Which keys the new queries see.

@@ -13,7 +13,7 @@ pub(crate) fn run(case: &Case) -> Option<Result<Vec<Array>>> {
     }
     let params = &case.params;
     let offset = match case.named("offsets") {
-        Some(offsets) => Offset::PerRow(offsets.clone()),
+        Some(offsets) => Offset::PerRow(offsets.to_vec::<i32>().unwrap().into()),
         None => Offset::Same(params.int("offset")),
     };
     let longest = params.get("max_position_embeddings");

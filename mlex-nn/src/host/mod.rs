@@ -1,0 +1,137 @@
+//! The layers' operations as host operations: MLX's graph on the CPU with [`mlex_kernels`].
+//!
+//! Each function returns `None` where the kernels do not apply (another device, an unusual
+//! dtype, switched off); the caller then uses MLX's own operation, which computes the same.
+
+mod activation;
+mod attention;
+mod linear;
+mod norm;
+mod rope;
+
+use std::borrow::Cow;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use mlex_core::{
+    Array, Device, Dtype, Element, Error, ErrorKind, HostOp, HostView, Stream, host_op,
+};
+use mlex_kernels::{Floats, KernelError};
+
+pub(crate) use activation::gated;
+pub(crate) use attention::attention;
+pub(crate) use linear::linear;
+pub(crate) use norm::{layer_norm, rms_norm};
+pub(crate) use rope::{RopeKernel, rope};
+
+static ENABLED: AtomicBool = AtomicBool::new(true);
+
+/// Turns the kernels on (as they are at first) or off, for the whole process. Off, the CPU
+/// computes with MLX's own operations: slower, for comparison.
+pub fn set_kernels(enabled: bool) {
+    ENABLED.store(enabled, Ordering::Relaxed);
+}
+
+/// Whether the kernels compute on `x` as it will be used now.
+fn applies(x: &Array) -> mlex_core::Result<bool> {
+    Ok(ENABLED.load(Ordering::Relaxed)
+        && is_kernel_float(x.dtype())
+        && Stream::current()?.device() == Device::Cpu)
+}
+
+/// Whether the kernels know a dtype.
+fn is_kernel_float(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::Float32 | Dtype::Float16 | Dtype::Bfloat16)
+}
+
+/// Whether `x` combined with `other` has the dtype of `x`, as a kernel's output has.
+fn keeps_dtype(x: &Array, other: &Array) -> bool {
+    is_kernel_float(other.dtype()) && (x.dtype() == Dtype::Float32 || x.dtype() == other.dtype())
+}
+
+/// The only output of an operation that has one.
+#[track_caller]
+fn single(op: impl HostOp, inputs: &[&Array]) -> mlex_core::Result<Array> {
+    let mut outputs = host_op(&std::sync::Arc::new(op), inputs)?;
+    let found = outputs.len() as u64;
+    outputs.pop().ok_or_else(|| {
+        Error::new(ErrorKind::Length {
+            what: "outputs of a host operation",
+            expected: 1,
+            found,
+        })
+    })
+}
+
+/// A kernel's error as one of its operation.
+fn kernel_error(op: &'static str) -> impl Fn(KernelError) -> Error {
+    move |error| {
+        Error::new(ErrorKind::HostOp {
+            op: op.to_owned(),
+            message: error.to_string(),
+        })
+    }
+}
+
+/// The elements of an input in whatever floating-point type it has.
+fn floats<'a>(view: &HostView<'a>) -> mlex_core::Result<Floats<'a>> {
+    Ok(match view.dtype() {
+        Dtype::Float16 => Floats::F16(view.as_slice()?),
+        Dtype::Bfloat16 => Floats::Bf16(view.as_slice()?),
+        _ => Floats::F32(view.as_slice()?),
+    })
+}
+
+/// Runs `$body` with `$element` standing for the element type of `$dtype`.
+macro_rules! by_dtype {
+    ($dtype:expr, $element:ident => $body:expr) => {
+        match $dtype {
+            mlex_core::Dtype::Float16 => {
+                type $element = half::f16;
+                $body
+            }
+            mlex_core::Dtype::Bfloat16 => {
+                type $element = half::bf16;
+                $body
+            }
+            _ => {
+                type $element = f32;
+                $body
+            }
+        }
+    };
+}
+use by_dtype;
+
+/// A size or position that is known not to be negative.
+fn size(value: i32) -> usize {
+    usize::try_from(value).unwrap_or_default()
+}
+
+/// `[B, H, L, D]` as the kernels take it: neighbours along the last dimension are neighbours in
+/// memory. Heads are so wherever they come from a projection; others are copied.
+fn heads<'a, T: Element>(view: &HostView<'a>) -> mlex_core::Result<(Cow<'a, [T]>, [usize; 3])> {
+    let data = view.as_slice::<T>()?;
+    let sizes: Vec<usize> = view.shape().iter().map(|&dim| size(dim)).collect();
+    let strides: Vec<usize> = view
+        .strides()
+        .iter()
+        .map(|&stride| usize::try_from(stride).unwrap_or_default())
+        .collect();
+    if strides[3] == 1 || sizes[3] <= 1 {
+        return Ok((Cow::Borrowed(data), [strides[0], strides[1], strides[2]]));
+    }
+    let mut packed = Vec::with_capacity(sizes.iter().product());
+    for b in 0..sizes[0] {
+        for h in 0..sizes[1] {
+            for l in 0..sizes[2] {
+                let start = b * strides[0] + h * strides[1] + l * strides[2];
+                packed.extend((0..sizes[3]).map(|d| data[start + d * strides[3]]));
+            }
+        }
+    }
+    let row = sizes[3];
+    Ok((
+        Cow::Owned(packed),
+        [sizes[1] * sizes[2] * row, sizes[2] * row, row],
+    ))
+}

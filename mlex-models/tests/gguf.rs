@@ -149,7 +149,8 @@ fn a_session_takes_tokenizer_and_template_from_the_file() {
     let session = Session::load(path("llama"), LoadOptions::default()).unwrap();
     let id = |token: &str| session.tokenizer().token_to_id(token).unwrap();
     let chat = Request::chat("the end").with_max_tokens(4);
-    let user: Vec<u32> = ["u", "s", "er", "Ġthe", "Ġ", "en", "d"].map(id).into();
+    // `Ġ th` comes before `th e` among the merges, and nothing joins `Ġth` and `e`.
+    let user: Vec<u32> = ["u", "s", "er", "Ġth", "e", "Ġ", "en", "d"].map(id).into();
     let prompt = [vec![1], user, vec![63, 1]].concat();
     assert_eq!(session.prompt_tokens(&chat).unwrap(), prompt);
     assert_eq!(session.tokenizer().eos_ids(), [2, 63]);
@@ -298,7 +299,7 @@ fn architectures_and_tensors_that_are_not_known() {
         Damaged::of("llama")
             .rename("general.architecture", "general.architextura")
             .fails(),
-        "metadata \"general.architecture\": expected a value, found none"
+        "metadata \"general.architecture\": expected string, found nothing"
     );
     assert_eq!(
         Damaged::of("llama")
@@ -338,7 +339,7 @@ fn metadata_that_are_missing_or_do_not_fit() {
     ] {
         assert_eq!(
             Damaged::of("llama").rename(key, other).fails(),
-            format!("metadata \"{key}\": expected a value, found none")
+            format!("metadata \"{key}\": expected u64, found nothing")
         );
     }
     assert_eq!(
@@ -390,7 +391,7 @@ fn tokenizers_that_are_missing_or_broken() {
         Damaged::of("llama")
             .rename("tokenizer.ggml.tokens", "tokenizer.ggml.tokenz")
             .session_fails(),
-        "metadata \"tokenizer.ggml.tokens\": expected a value, found none"
+        "metadata \"tokenizer.ggml.tokens\": expected array of string, found nothing"
     );
     assert_eq!(
         Damaged::of("llama").rename("gpt2", "bert").session_fails(),

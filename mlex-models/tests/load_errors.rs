@@ -689,7 +689,7 @@ fn indexes_that_lie() {
         let message = index(&|map| {
             map.insert("lm_head.weight".into(), json!(outside));
         });
-        let start = format!("M/{INDEX}: tensor \"lm_head.weight\": ");
+        let start = format!("M/{INDEX}: weight_map[\"lm_head.weight\"]: ");
         assert!(message.starts_with(&start), "{message}");
         assert!(
             message.ends_with(&format!("found {outside:?}")),

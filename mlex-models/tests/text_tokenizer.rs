@@ -225,6 +225,16 @@ fn a_vocabulary_that_contradicts_itself_is_refused() {
         ("\"vocab\":", "\"vocabulary\":", "missing field model.vocab"),
         ("[\"h\",\"e\"]", "[\"h\",\"ee\"]", "tokenizer"),
         ("[\"h\",\"e\"]", "[\"h\"]", "tokenizer"),
+        (
+            "[\"h\",\"e\"]",
+            "[\"hello\",\"hello\"]",
+            "model.merges: expected merges that make tokens, of at most 7 bytes, found one that makes 10",
+        ),
+        (
+            "\"type\":\"BPE\"",
+            "\"type\":\"BPE\",\"continuing_subword_prefix\":\"##\"",
+            "continuing_subword_prefix with merges: \"##\" is not supported",
+        ),
         ("\"type\":\"ByteLevel\"", "\"type\":\"Nibble\"", "tokenizer"),
     ];
     for (from, to, expected) in cases {

@@ -1,6 +1,7 @@
 //! A first look at a `tokenizer.json`: that it is JSON, and that its vocabulary names each
 //! token and each id once. The tokenizers crate would keep the last of two silently.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
 
@@ -22,12 +23,21 @@ struct File {
 #[derive(Deserialize)]
 struct Model {
     vocab: Option<Vocab>,
+    #[serde(default)]
+    merges: Option<Merges>,
+    #[serde(default)]
+    continuing_subword_prefix: Option<String>,
 }
 
 #[derive(Deserialize)]
 struct Added {
     id: u32,
     content: String,
+}
+
+/// The length in bytes of the longest token that a merge makes.
+struct Merges {
+    longest: usize,
 }
 
 struct Vocab {
@@ -42,6 +52,22 @@ pub(super) fn check(json: &str) -> Result<Vec<(String, u32)>> {
     let vocab = model
         .vocab
         .ok_or_else(|| Error::missing("field model.vocab"))?;
+    if let Some(merges) = model.merges {
+        // The tokenizers crate writes past a buffer (and panics) in these two cases.
+        if let Some(prefix) = model
+            .continuing_subword_prefix
+            .filter(|prefix| !prefix.is_empty())
+        {
+            let what = "model.continuing_subword_prefix with merges";
+            return Err(Error::unsupported(what, format!("{prefix:?}")));
+        }
+        let longest = vocab.tokens.iter().map(String::len).max().unwrap_or(0);
+        if merges.longest > longest {
+            let found = format!("one that makes {} bytes", merges.longest);
+            let expected = format!("merges that make tokens, of at most {longest} bytes");
+            return Err(Error::field("model.merges", expected, found));
+        }
+    }
     let mut added_ids = HashSet::new();
     let mut added = Vec::new();
     for token in file.added_tokens.into_iter().flatten() {
@@ -112,5 +138,60 @@ impl<'de> Deserialize<'de> for Vocab {
         }
 
         deserializer.deserialize_any(VocabVisitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for Merges {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct MergesVisitor;
+
+        impl<'de> Visitor<'de> for MergesVisitor {
+            type Value = Merges;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of merges")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Merges, A::Error> {
+                let mut longest = 0;
+                while let Some(MergedLength(length)) = list.next_element()? {
+                    longest = longest.max(length);
+                }
+                Ok(Merges { longest })
+            }
+        }
+
+        deserializer.deserialize_seq(MergesVisitor)
+    }
+}
+
+/// The length of the token that a merge makes: `"a b"` or `["a", "b"]`.
+struct MergedLength(usize);
+
+impl<'de> Deserialize<'de> for MergedLength {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct MergeVisitor;
+
+        impl<'de> Visitor<'de> for MergeVisitor {
+            type Value = MergedLength;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a merge: two tokens in a list, or with a space between them")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<MergedLength, E> {
+                Ok(MergedLength(text.len().saturating_sub(1)))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<MergedLength, A::Error> {
+                let mut length = 0;
+                while let Some(token) = list.next_element::<Cow<'de, str>>()? {
+                    length += token.len();
+                }
+                Ok(MergedLength(length))
+            }
+        }
+
+        deserializer.deserialize_any(MergeVisitor)
     }
 }

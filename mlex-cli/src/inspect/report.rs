@@ -8,9 +8,7 @@ use anyhow::{Context, Result};
 use indicatif::HumanCount;
 use mlex_core::io::{Checkpoint, GgufFile};
 use mlex_core::{Array, Dtype};
-use mlex_models::{
-    Error, ErrorKind, Input, Model, ModelConfig, ModelFiles, ModelInfo, Tensors, build, total_bytes,
-};
+use mlex_models::{Input, Model, ModelConfig, ModelFiles, ModelInfo, Tensors, build, total_bytes};
 use mlex_nn::{LazyTensor, Weights};
 use serde_json::{Value, json};
 
@@ -48,9 +46,7 @@ impl Report {
     pub(super) fn of(files: &ModelFiles, context: Option<u32>) -> Result<Self> {
         let config = files.config()?;
         let tensors = files.tensors()?;
-        let quantization = config
-            .quantization()
-            .map_err(|error| files.locate(error))?;
+        let quantization = config.quantization().map_err(|error| files.locate(error))?;
         let groups = groups(&tensors, &quantization);
         let weight_bytes = total_bytes(&tensors);
         let model = skeleton(&config, tensors).map_err(|error| files.locate(error))?;

@@ -50,7 +50,16 @@ impl TextParts {
             (Prompt::Tokens(ids), _) => Ok(ids.clone()),
             // A template writes its special tokens itself.
             (Prompt::Messages(_), Some(text)) => self.tokenizer.encode(&text, false),
-            (_, text) => self.tokenizer.encode(&text.unwrap_or_default(), true),
+            (_, text) => {
+                let text = text.unwrap_or_default();
+                let bos = self
+                    .tokenizer
+                    .bos_id()
+                    .and_then(|id| self.tokenizer.id_to_token(id));
+                // As mlx-lm: a prompt that brings its first token is not given another one.
+                let has_bos = bos.is_some_and(|bos| text.starts_with(&bos));
+                self.tokenizer.encode(&text, !has_bos)
+            }
         }
     }
 }

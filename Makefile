@@ -1,10 +1,11 @@
-# `make demo` talks to a real model; `make test` runs every test. docs/backends.md has the rest.
+# `make demo` talks to a real model; `make test` runs every test; `make bench` measures the layers.
+# docs/backends.md and docs/benchmarks.md have the rest.
 
 CARGO ?= cargo
 PROMPT ?= What is the capital of France?
 export PROMPT
 
-.PHONY: setup demo test lint
+.PHONY: setup demo test lint bench
 
 # Installs what the build needs and the system lacks.
 setup:
@@ -28,3 +29,7 @@ lint: setup
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+
+# FILTER runs those whose name it matches: `make bench FILTER=smollm2`.
+bench: setup
+	$(CARGO) bench -p mlex-benches -- $(FILTER)

@@ -9,6 +9,12 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def later_than(version):
+    """Whether the installed MLX is later than `version`."""
+    numbers = [tuple(int(part) for part in text.split(".")[:3]) for text in (mx.__version__, version)]
+    return numbers[0] > numbers[1]
+
+
 def normal(seed, *shape, scale=1.0):
     """Seeded normal values as float32. `seed` is a number or a list of numbers."""
     return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
@@ -76,6 +82,16 @@ class Cases:
                 "params": params,
             }
         )
+
+    def keep(self, since):
+        """Keeps the cases that `since` names; its value becomes their parameter `since`."""
+        missing = since.keys() - {row["name"] for row in self.rows}
+        if missing:
+            raise ValueError(f"no cases {sorted(missing)}")
+        self.rows = [row for row in self.rows if row["name"] in since]
+        for row in self.rows:
+            row["params"]["since"] = since[row["name"]]
+        self.tensors = {name: value for name, value in self.tensors.items() if name.rsplit(".", 1)[0] in since}
 
     def save(self, stem):
         """Writes STEM.safetensors and STEM.json."""

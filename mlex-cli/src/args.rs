@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use mlex_core::{Device, Dtype};
+use mlex_models::compute;
 use mlex_models::generate::SamplerConfig;
 use serde_json::Value;
 
@@ -21,11 +22,22 @@ pub(crate) struct ModelArgs {
     /// What computes: cpu, gpu or gpu:N [default: the GPU where there is one]
     #[arg(long, value_parser = device)]
     pub(crate) device: Option<Device>,
+    /// How many threads compute on a CPU [default: the physical cores]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024), value_name = "N")]
+    pub(crate) threads: Option<u16>,
+    /// Compute with MLX's own operations on a CPU too: slower, for comparison
+    #[arg(long, hide_short_help = true)]
+    pub(crate) no_kernels: bool,
 }
 
 impl ModelArgs {
-    /// The device, which is there.
-    pub(crate) fn device(&self) -> Result<Device> {
+    /// Sets how the process computes. Returns the device, which is there.
+    ///
+    /// # Errors
+    /// When this build of MLX does not have the device.
+    pub(crate) fn set_up(&self) -> Result<Device> {
+        compute::set_threads(self.threads.unwrap_or(0).into());
+        compute::set_kernels(!self.no_kernels);
         let Some(device) = self.device else {
             return Ok(Device::preferred()?);
         };

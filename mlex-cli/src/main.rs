@@ -1,7 +1,8 @@
-//! The `mlex` command: run, score, inspect and convert language models.
+//! The `mlex` command: run, score, inspect, convert and measure language models.
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
 mod convert;
 mod failure;
 mod generate;
@@ -32,6 +33,7 @@ enum Command {
     Score(score::Args),
     Inspect(inspect::Args),
     Convert(convert::Args),
+    Bench(bench::Args),
 }
 
 fn main() -> ExitCode {
@@ -42,6 +44,7 @@ fn main() -> ExitCode {
         Command::Score(args) => score::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Convert(args) => convert::run(args),
+        Command::Bench(args) => bench::run(args),
     };
     done.unwrap_or_else(|error| failure::report(&error))
 }

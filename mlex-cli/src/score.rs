@@ -80,7 +80,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             files.tokenizer().ok(),
         ),
     };
-    Stream::default_of(args.model.device()?)?.set_current();
+    Stream::default_of(args.model.set_up()?)?.set_current();
     let bar = ByteBar::new("loading");
     let moved = bar.clone();
     let loaded = load(&files, args.model.dtype, move |progress| {

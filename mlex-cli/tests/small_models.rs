@@ -322,6 +322,85 @@ fn inspect_groups_layers_by_their_layout() {
 }
 
 #[test]
+fn bench_measures() {
+    // It has no tokenizer, and needs none.
+    let args = ["--prompt-tokens", "20", "--gen-tokens", "4", "--model"];
+    let bench = |more: &[&str]| {
+        let mut command = mlex(["bench", "--json"]);
+        command.args(more).args(args);
+        document(command.arg(small("qwen3-tied-4bit")))
+    };
+    let fields = [
+        "prefill_tps",
+        "decode_tps",
+        "load_s",
+        "peak_memory_bytes",
+        "model_bytes",
+    ];
+    for more in [
+        &["--repeats", "2", "--threads", "1", "--dtype", "float32"][..],
+        &["--no-kernels"],
+    ] {
+        let report = bench(more);
+        for field in fields {
+            assert!(report[field].as_f64().unwrap() > 0.0, "{field}: {report}");
+        }
+        assert_eq!(
+            [&report["prompt_tokens"], &report["gen_tokens"]],
+            [&json!(20), &json!(4)]
+        );
+        assert_eq!(report["context"], 24);
+    }
+    let report = bench(&["--repeats", "2", "--threads", "1", "--device", "cpu"]);
+    assert_eq!(report["threads"], 1);
+    assert_eq!(report["kernels"], true);
+    assert_eq!(report["device"], "cpu");
+    assert_eq!(report["dtype"], Value::Null);
+    // The medians are those of the runs: of two, the mean.
+    let runs = report["runs"].as_array().unwrap();
+    assert_eq!(runs.len(), 2);
+    for field in ["prefill_tps", "decode_tps"] {
+        let [a, b] = [0, 1].map(|run| runs[run][field].as_f64().unwrap());
+        let median = report[field].as_f64().unwrap();
+        assert!((median / ((a + b) / 2.0) - 1.0).abs() < 1e-9, "{report}");
+    }
+    let off = bench(&["--no-kernels", "--dtype", "bfloat16", "--repeats", "1"]);
+    assert_eq!(off["kernels"], false);
+    assert_eq!(off["dtype"], "bfloat16");
+
+    let mut command = mlex(["bench", "--repeats", "1"]);
+    let text = succeeds(command.args(args).arg(small("llama-f32")));
+    assert!(text.starts_with("prefill "), "{text}");
+    assert!(text.contains("tokens/s (20 tokens)\n"), "{text}");
+    assert!(text.contains("\npeak memory  "), "{text}");
+}
+
+#[test]
+fn threads_and_kernels_change_no_token() {
+    let expected = Expected::of("qwen3-tied-4bit");
+    for more in [
+        &["--threads", "1"][..],
+        &["--threads", "3"],
+        &["--no-kernels"],
+    ] {
+        let mut command = mlex(["score", "--json", "--top", "1", "--model"]);
+        command
+            .arg(small("qwen3-tied-4bit"))
+            .args(["--tokens", &ids(&expected.tokens)])
+            .args(more);
+        let score = document(&mut command);
+        for position in 1..expected.tokens.len() {
+            let wanted = expected.logprobs(position - 1)[expected.tokens[position] as usize];
+            let found = score["logprobs"][position].as_f64().unwrap();
+            assert!(
+                (found - wanted).abs() < 1e-4,
+                "{more:?}: {found}, not {wanted}"
+            );
+        }
+    }
+}
+
+#[test]
 fn ctrl_c_keeps_the_text_so_far() {
     let dir = small_with_tokenizer();
     let mut command = mlex([

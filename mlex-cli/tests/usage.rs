@@ -17,7 +17,7 @@ fn version_names_mlx_too() {
 #[test]
 fn help_names_the_commands() {
     let text = succeeds(&mut mlex(["--help"]));
-    for command in ["generate", "score", "inspect", "convert"] {
+    for command in ["generate", "score", "inspect", "convert", "bench"] {
         assert!(text.contains(command), "{text}");
         assert!(succeeds(&mut mlex([command, "--help"])).contains("--model"));
     }
@@ -43,6 +43,15 @@ fn wrong_flags_are_usage_errors() {
             "--context",
         ),
         (&["convert", "--model", model], "--out"),
+        (
+            &["bench", "--model", model, "--gen-tokens", "0"],
+            "--gen-tokens",
+        ),
+        (
+            &["bench", "--model", model, "--prompt-tokens", "99999999999"],
+            "--prompt-tokens",
+        ),
+        (&["bench", "--model", model, "--repeats", "0"], "--repeats"),
     ];
     for (args, what) in cases {
         let output = mlex(*args).output().unwrap();
@@ -67,6 +76,7 @@ fn wrong_flags_are_usage_errors() {
             "expected float32, float16 or bfloat16",
         ),
         (&["--device", "tpu"], "expected cpu, gpu or gpu:N"),
+        (&["--threads", "0"], "--threads"),
         (&["--prefill-step", "0"], "--prefill-step"),
         (&["--messages", "f"], "--messages"),
         (&["--raw", "--system", "s"], "--system"),

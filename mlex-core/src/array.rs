@@ -13,6 +13,10 @@ use crate::{Dtype, Error, ErrorKind, Result};
 ///
 /// An array may be sent to another thread: every call into MLX is made under one lock. It is
 /// not `Sync`; clone it for a second thread.
+///
+/// Until it is computed, an array belongs to the streams, and so to the thread, that its graph
+/// was built on: [`eval`] or [`async_eval`] it before it is sent. From MLX 0.32 on, computing
+/// it on another thread is an error ("There is no Stream(cpu, 1) in current thread").
 pub struct Array {
     handle: ArrayHandle,
 }

@@ -91,12 +91,12 @@ pub enum ErrorKind {
     /// A tensor that was asked for is not in the file.
     #[error("no such tensor")]
     MissingTensor,
-    /// A panic inside a host operation.
-    #[error("host operation {op} panicked: {message}")]
+    /// A host operation could not compute, or panicked.
+    #[error("host operation {op}: {message}")]
     HostOp {
         /// The operation's name.
         op: String,
-        /// The panic's message.
+        /// What it met.
         message: String,
     },
 }

@@ -13,7 +13,8 @@ thread_local! {
 
 /// A queue of a device. Operations are put on the current stream of the calling thread.
 ///
-/// MLX ties a stream to the thread that made it, so it stays there (it is not `Send`).
+/// MLX ties a stream to the thread that made it, so it stays there (it is not `Send`). An
+/// [`Array`](crate::Array) built on it can be sent once it is computed.
 #[derive(Clone)]
 pub struct Stream {
     handle: Rc<StreamHandle>,

@@ -341,6 +341,10 @@ pub(crate) fn tensors(file: &Rc<GgufFile>) -> Result<Tensors> {
                 GgmlType::F16 => Dtype::Float16,
                 GgmlType::BF16 => Dtype::Bfloat16,
                 GgmlType::F64 => Dtype::Float64,
+                GgmlType::I8 => Dtype::Int8,
+                GgmlType::I16 => Dtype::Int16,
+                GgmlType::I32 => Dtype::Int32,
+                GgmlType::I64 => Dtype::Int64,
                 _ => Dtype::Float32,
             };
             tensors.insert(path, source.part(Part::Weight, shape, dtype));

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod arch;
+pub mod compute;
 mod config;
 mod convert;
 mod error;

@@ -330,6 +330,19 @@ fn architectures_and_tensors_that_are_not_known() {
 }
 
 #[test]
+fn weights_of_integers_are_refused() {
+    // ggml's I16, as large as the F16 that is there.
+    let message = Damaged::of("llama-tied")
+        .set_type("blk.0.ffn_up.weight", 25)
+        .fails();
+    assert_eq!(
+        message,
+        "the tensors do not fit the model: 1 of another dtype \
+         (model.layers.0.mlp.up_proj.weight: expected a floating-point type, found int16)"
+    );
+}
+
+#[test]
 fn metadata_that_are_missing_or_do_not_fit() {
     for (key, other) in [
         ("llama.block_count", "llama.block_kount"),

@@ -1,6 +1,8 @@
 //! Every small checkpoint of `tests/data` against what mlx-lm computed from it
 //! (`tools/make_model_golden.py` says what `expected.safetensors` holds).
 
+#![allow(clippy::unwrap_used)]
+
 use std::path::{Path, PathBuf};
 
 use mlex_core::io::SafetensorsFile;
@@ -43,7 +45,12 @@ impl Golden {
 
     fn tokens(&self, name: &str) -> Vec<u32> {
         let tokens = self.tensor(name).as_type(Dtype::Int32).unwrap();
-        tokens.to_vec::<i32>().unwrap().into_iter().map(|id| id as u32).collect()
+        tokens
+            .to_vec::<i32>()
+            .unwrap()
+            .into_iter()
+            .map(|id| id as u32)
+            .collect()
     }
 
     /// Logits `[L, V]` of the prompt, given to the model in pieces of the given lengths.
@@ -69,10 +76,9 @@ impl Golden {
         let found: Vec<f32> = found.as_type(Dtype::Float32).unwrap().to_vec().unwrap();
         assert_eq!(found.len(), expected.len(), "{}: {what}", self.name);
         let scale = expected.iter().fold(0.0f32, |max, x| max.max(x.abs()));
-        let error = found
-            .iter()
-            .zip(&expected)
-            .fold(0.0f32, |max, (a, b)| max.max(if a.is_nan() { f32::MAX } else { (a - b).abs() }));
+        let error = found.iter().zip(&expected).fold(0.0f32, |max, (a, b)| {
+            max.max(if a.is_nan() { f32::MAX } else { (a - b).abs() })
+        });
         assert!(
             error <= tolerance * scale,
             "{}: {what}: off by {error}, the largest logit is {scale}, allowed {tolerance}",
@@ -106,7 +112,11 @@ fn tolerance(golden: &Golden) -> f32 {
     if !golden.has("logits_f32") {
         return 1e-4;
     }
-    let own = golden.tensor(if golden.has("logits_cpu") { "logits_cpu" } else { "logits" });
+    let own = golden.tensor(if golden.has("logits_cpu") {
+        "logits_cpu"
+    } else {
+        "logits"
+    });
     let exact = golden.tensor("logits_f32");
     let largest = |x: &Array| x.abs().unwrap().max_all().unwrap().item::<f32>().unwrap();
     2.5 * largest(&own.subtract(&exact).unwrap()) / largest(&exact)
@@ -117,7 +127,12 @@ fn prefill_in_one_go_matches() {
     for name in names() {
         let golden = Golden::open(&name, None);
         let logits = golden.logits(whole);
-        golden.check("logits", &logits, &golden.tensor("logits"), tolerance(&golden));
+        golden.check(
+            "logits",
+            &logits,
+            &golden.tensor("logits"),
+            tolerance(&golden),
+        );
     }
 }
 
@@ -142,7 +157,12 @@ fn prefill_in_uneven_chunks_matches() {
             let (third, rest) = rest.split_at(11);
             [first, second, third, rest].map(<[u32]>::to_vec).to_vec()
         });
-        golden.check("chunked", &logits, &golden.tensor("logits"), tolerance(&golden));
+        golden.check(
+            "chunked",
+            &logits,
+            &golden.tensor("logits"),
+            tolerance(&golden),
+        );
     }
 }
 
@@ -151,7 +171,12 @@ fn token_by_token_matches() {
     for name in names() {
         let golden = Golden::open(&name, None);
         let logits = golden.logits(|tokens| tokens.iter().map(|&id| vec![id]).collect());
-        golden.check("stepwise", &logits, &golden.tensor("logits"), tolerance(&golden));
+        golden.check(
+            "stepwise",
+            &logits,
+            &golden.tensor("logits"),
+            tolerance(&golden),
+        );
     }
 }
 
@@ -161,18 +186,28 @@ fn a_batch_with_left_padding_matches() {
         let golden = Golden::open(&name, None);
         let model = &*golden.loaded.model;
         let tokens = golden.tensor("batch_tokens").as_type(Dtype::Int32).unwrap();
-        let padding = golden.tensor("batch_left_padding").as_type(Dtype::Int32).unwrap();
+        let padding = golden
+            .tensor("batch_left_padding")
+            .as_type(Dtype::Int32)
+            .unwrap();
         let padding: Vec<i32> = padding.to_vec().unwrap();
         let mut cache = model.new_cache().unwrap();
         cache.set_left_padding(&padding).unwrap();
         let hidden = model.forward(Input::Tokens(&tokens), &mut cache).unwrap();
-        let logits = model.logits(&hidden).unwrap().as_type(Dtype::Float32).unwrap();
+        let logits = model
+            .logits(&hidden)
+            .unwrap()
+            .as_type(Dtype::Float32)
+            .unwrap();
         let expected = golden.tensor("batch_logits");
         let length = tokens.dim(1).unwrap();
         for (row, &padding) in padding.iter().enumerate() {
             // What stands at padding is of no meaning.
             let real = |all: &Array| {
-                all.at(0, row as i32).unwrap().slice_axis(0, padding, length).unwrap()
+                all.at(0, row as i32)
+                    .unwrap()
+                    .slice_axis(0, padding, length)
+                    .unwrap()
             };
             let what = format!("row {row}");
             golden.check(&what, &real(&logits), &real(&expected), tolerance(&golden));
@@ -191,11 +226,36 @@ fn greedy_tokens_match() {
         let sampler =
             Sampler::new(SamplerConfig::default(), model.info().vocab_size, &prompt).unwrap();
         let mut cache = model.new_cache().unwrap();
-        let options = StreamOptions { max_tokens: expected.len(), prefill_step: 10 };
+        let options = StreamOptions {
+            max_tokens: expected.len(),
+            prefill_step: 10,
+        };
         let stream =
             TokenStream::new(model, &mut cache, sampler, &prompt, options, &mut |_| true).unwrap();
         let found: Vec<u32> = stream.map(|id| id.unwrap()).collect();
         assert_eq!(found, expected, "{name}");
-        assert_eq!(cache.len() as usize, prompt.len() + expected.len() - 1, "{name}");
+        assert_eq!(
+            cache.len() as usize,
+            prompt.len() + expected.len() - 1,
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn mlx_operations_and_kernels_agree() {
+    for name in [
+        "llama-f32",
+        "llama-4bit",
+        "qwen2-f32",
+        "qwen3-f32",
+        "llama-sliding",
+    ] {
+        let golden = Golden::open(name, None);
+        mlex_nn::dispatch::set_kernels(false);
+        let logits = golden.logits(whole);
+        logits.eval().unwrap();
+        mlex_nn::dispatch::set_kernels(true);
+        golden.check("without kernels", &logits, &golden.tensor("logits"), 1e-4);
     }
 }

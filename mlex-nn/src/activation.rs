@@ -124,6 +124,10 @@ impl GatedMlp {
     /// # Errors
     /// When the shapes do not fit.
     pub fn forward(&self, x: &Array) -> Result<Array> {
+        let (gate, up) = (self.gate_proj.parts(), self.up_proj.parts());
+        if let Some(inner) = host::gated_linear(x, self.activation, gate, up)? {
+            return self.down_proj.forward(&inner);
+        }
         let gate = self.gate_proj.forward(x)?;
         let up = self.up_proj.forward(x)?;
         self.down_proj.forward(&self.activation.gated(&gate, &up)?)

@@ -3,7 +3,8 @@
 use mlex_core::{Array, AttentionMask};
 
 use crate::cache::{KvCache, Mask};
-use crate::{Error, Linear, Result, RmsNorm, Rope, Weights, host};
+use crate::host::{self, Attend};
+use crate::{Error, Linear, Result, RmsNorm, Rope, Weights};
 
 /// The settings of a [`SelfAttention`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -98,17 +99,25 @@ impl SelfAttention {
     /// # Errors
     /// When the shapes do not fit.
     pub fn forward(&self, x: &Array, mask: &Mask, cache: &mut KvCache) -> Result<Array> {
-        let queries = self.heads(
-            self.q_proj.forward(x)?,
-            self.num_heads,
-            self.q_norm.as_ref(),
-        )?;
-        let keys = self.heads(
-            self.k_proj.forward(x)?,
-            self.num_kv_heads,
-            self.k_norm.as_ref(),
-        )?;
-        let values = self.heads(self.v_proj.forward(x)?, self.num_kv_heads, None)?;
+        let [queries, keys, values] = self.project(x)?;
+        let layer = Attend {
+            num_heads: self.num_heads,
+            num_kv_heads: self.num_kv_heads,
+            scale: self.scale,
+            rope: self.rope.as_ref().and_then(Rope::kernel),
+            norms: self.norms(),
+        };
+        // Without a kernel for its rope (a scaled one) a layer is not done in one piece.
+        let whole = self.rope.is_none() || layer.rope.is_some();
+        if whole {
+            let projected = [&queries, &keys, &values];
+            if let Some(output) = host::attend(&layer, projected, mask.as_attention(), cache)? {
+                return self.o_proj.forward(&output);
+            }
+        }
+        let queries = self.heads(queries, self.num_heads, self.q_norm.as_ref())?;
+        let keys = self.heads(keys, self.num_kv_heads, self.k_norm.as_ref())?;
+        let values = self.heads(values, self.num_kv_heads, None)?;
 
         let (queries, keys) = match &self.rope {
             Some(rope) => {
@@ -124,6 +133,24 @@ impl SelfAttention {
 
         let output = merged_attention(&queries, &keys, &values, self.scale, mask.as_attention())?;
         self.o_proj.forward(&output)
+    }
+
+    /// Queries `[B, L, H * D]`, keys and values `[B, L, H_kv * D]`.
+    fn project(&self, x: &Array) -> Result<[Array; 3]> {
+        let projections = [&self.q_proj, &self.k_proj, &self.v_proj];
+        let outputs = host::linear_many(x, &projections.map(Linear::parts))?;
+        if let Some(Ok(outputs)) = outputs.map(<[Array; 3]>::try_from) {
+            return Ok(outputs);
+        }
+        let [q_proj, k_proj, v_proj] = projections;
+        Ok([q_proj.forward(x)?, k_proj.forward(x)?, v_proj.forward(x)?])
+    }
+
+    /// The weights of the norms of queries and keys, and their epsilon.
+    fn norms(&self) -> Option<(&Array, &Array, f32)> {
+        let (queries, eps) = self.q_norm.as_ref()?.parameters();
+        let (keys, _) = self.k_norm.as_ref()?.parameters();
+        Some((queries, keys, eps))
     }
 
     /// `[B, L, heads * D]` to `[B, heads, L, D]`, normalized per head.

@@ -16,7 +16,7 @@ const DEQUANTIZE_ROWS: usize = 4;
 /// # Errors
 /// When the shapes do not fit.
 pub fn linear(x: &Array, matrix: &Matrix, bias: Option<&Array>) -> Result<Array> {
-    if let Some(y) = host::linear(x, matrix, bias)? {
+    if let Some(y) = host::linear(x, (matrix, bias))? {
         return Ok(y);
     }
     let y = match matrix {

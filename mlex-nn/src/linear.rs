@@ -27,7 +27,7 @@ impl Matrix {
     /// When it cannot be read or its layout is not one that MLX has.
     pub fn load(weights: &Weights, rows: i32, columns: i32) -> Result<Self> {
         let Some(layout) = weights.quantized()? else {
-            let weight = weights.get("weight", &[rows, columns])?;
+            let weight = weights.get_float("weight", &[rows, columns])?;
             let transposed = weight.t()?;
             return Ok(Self::Dense { weight, transposed });
         };
@@ -112,5 +112,10 @@ impl Linear {
     /// When the shapes do not fit.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         dispatch::linear(x, &self.weight, self.bias.as_ref())
+    }
+
+    /// The matrix and the bias.
+    pub(crate) fn parts(&self) -> (&Matrix, Option<&Array>) {
+        (&self.weight, self.bias.as_ref())
     }
 }

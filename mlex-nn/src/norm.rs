@@ -33,6 +33,24 @@ impl RmsNorm {
             None => Ok(x.rms_norm(Some(&self.weight), self.eps)?),
         }
     }
+
+    /// `x + residual`, and its norm: the step between two layers of a residual stream.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn forward_sum(&self, x: &Array, residual: &Array) -> Result<(Array, Array)> {
+        if let Some(outputs) = host::add_rms_norm(x, residual, &self.weight, self.eps)? {
+            return Ok(outputs);
+        }
+        let sum = x.add(residual)?;
+        let normed = self.forward(&sum)?;
+        Ok((sum, normed))
+    }
+
+    /// The weight and the epsilon.
+    pub(crate) fn parameters(&self) -> (&Array, f32) {
+        (&self.weight, self.eps)
+    }
 }
 
 /// `(x - mean) / sqrt(var + eps) * weight + bias` ("Layer Normalization").

@@ -270,6 +270,11 @@ impl Rope {
         })
     }
 
+    /// What the kernels need, where the rotation is all there is to it.
+    pub(crate) fn kernel(&self) -> Option<&RopeKernel> {
+        (self.magnitude == 1.0).then_some(&self.kernel)
+    }
+
     /// `x` with the rotated entries multiplied by the magnitude, where it is not 1.
     fn scaled(&self, x: &Array) -> Result<Option<Array>> {
         if self.magnitude == 1.0 {

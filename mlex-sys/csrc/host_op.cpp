@@ -131,6 +131,13 @@ class HostOp : public mx::Primitive {
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     auto task = std::make_shared<Task>();
     task->context = context_;
+    // Each output holds the inputs, which MLX lets go of after this. Now, the one that is
+    // evaluated is enough: an input that several hold cannot be given away.
+    for (auto& out : outputs) {
+      if (&out.inputs() != &inputs && !out.is_tracer()) {
+        out.inputs().clear();
+      }
+    }
     for (size_t i = 0; i < outputs.size(); i++) {
       auto& out = outputs[i];
       int from = context_->in_place[i];

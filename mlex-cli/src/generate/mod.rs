@@ -89,7 +89,7 @@ fn load(args: &ModelArgs) -> Result<Session> {
     let bar = ByteBar::new("loading");
     let mut options = LoadOptions::default();
     options.dtype = args.dtype;
-    options.device = Some(args.device()?);
+    options.device = Some(args.set_up()?);
     let moved = bar.clone();
     options.on_progress = Some(Box::new(move |progress| moved.set(progress)));
     let session = Session::load(&args.model, options);

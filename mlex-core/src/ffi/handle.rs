@@ -12,8 +12,10 @@ macro_rules! handle {
         $(#[$doc])*
         pub(crate) struct $name($raw);
 
-        // SAFETY: the handle owns a heap value of MLX that has no tie to a thread, and every
-        // use of it, its freeing included, happens under the process-wide lock.
+        // SAFETY: the handle owns a heap value of MLX that no thread-local storage refers to,
+        // and every use of it, its freeing included, happens under the process-wide lock. A
+        // graph names the streams of its thread by number: MLX refuses, with an error, to
+        // evaluate it where they are not known.
         unsafe impl Send for $name {}
 
         #[allow(dead_code, reason = "not every handle is made in every way")]

@@ -166,7 +166,7 @@ extern "C" fn run(
             Ok(Err(error)) => Some(error),
             Err(payload) => Some(Error::new(ErrorKind::HostOp {
                 op: context.op.name().to_owned(),
-                message: panic_message(&*payload),
+                message: format!("panicked: {}", panic_message(&*payload)),
             })),
         }
     };

@@ -129,8 +129,8 @@ binary! {
     divide => mlx_divide;
     /// `self == other`, as bool.
     equal => mlx_equal;
-    /// `floor(self / other)`; of integers the quotient towards zero. An integer divided by 0
-    /// ends the process on a CPU, as in MLX.
+    /// `floor(self / other)`; of integers the quotient towards zero with MLX before 0.32.3. An
+    /// integer divided by 0 ends the process on a CPU, as in MLX.
     floor_divide => mlx_floor_divide;
     /// `self > other`, as bool.
     greater => mlx_greater;

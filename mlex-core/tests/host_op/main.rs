@@ -32,10 +32,15 @@ impl HostOp for SumAndProduct {
 
     fn run(&self, inputs: &[HostView<'_>], outputs: &mut [HostViewMut<'_>]) -> Result<()> {
         let (a, b) = (inputs[0].as_slice::<f32>()?, inputs[1].as_slice::<f32>()?);
-        let [sum, product] = outputs else { panic!("two outputs") };
+        let [sum, product] = outputs else {
+            panic!("two outputs")
+        };
         let pairs = a.iter().zip(b);
-        for ((out, other), (a, b)) in
-            sum.as_mut_slice::<f32>()?.iter_mut().zip(product.as_mut_slice::<f32>()?).zip(pairs)
+        for ((out, other), (a, b)) in sum
+            .as_mut_slice::<f32>()?
+            .iter_mut()
+            .zip(product.as_mut_slice::<f32>()?)
+            .zip(pairs)
         {
             (*out, *other) = (a + b, a * b);
         }
@@ -70,11 +75,17 @@ fn inputs_that_are_not_contiguous_are_packed() {
         let transposed = base.t().unwrap();
         let broadcast = array(&[10.0, 20.0], &[2]).broadcast_to(&[3, 2]).unwrap();
         let (sum, _) = sum_and_product(&transposed, &broadcast).unwrap();
-        assert_eq!(sum.as_slice::<f32>().unwrap(), [11.0, 24.0, 12.0, 25.0, 13.0, 26.0]);
+        assert_eq!(
+            sum.as_slice::<f32>().unwrap(),
+            [11.0, 24.0, 12.0, 25.0, 13.0, 26.0]
+        );
 
         let reversed = base.slice(&[1, 2], &[-3, -4], Some(&[-1, -1])).unwrap();
         let (sum, _) = sum_and_product(&reversed, &base.zeros_like().unwrap()).unwrap();
-        assert_eq!(sum.as_slice::<f32>().unwrap(), [6.0, 5.0, 4.0, 3.0, 2.0, 1.0]);
+        assert_eq!(
+            sum.as_slice::<f32>().unwrap(),
+            [6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
+        );
 
         // Three dimensions, the inner one in steps of two.
         let cube: Vec<f32> = (0..24).map(|x| x as f32).collect();
@@ -131,7 +142,11 @@ fn strided_inputs_are_seen_as_they_are() {
     on_cpu(|| {
         let base = Array::zeros(&[4, 6], Dtype::Float32).unwrap();
         base.eval().unwrap();
-        let part = base.slice(&[1, 0], &[3, 6], Some(&[1, 2])).unwrap().t().unwrap();
+        let part = base
+            .slice(&[1, 0], &[3, 6], Some(&[1, 2]))
+            .unwrap()
+            .t()
+            .unwrap();
         let out = host_op(&Arc::new(Strides), &[&part]).unwrap().remove(0);
         // [3, 2] of a [4, 6]: steps of 2 and 6; the last element is 2 * 2 + 6 on.
         assert_eq!(out.as_slice::<i64>().unwrap(), [2, 6, 11]);
@@ -152,7 +167,10 @@ impl HostOp for Increment {
 
     fn run(&self, inputs: &[HostView<'_>], outputs: &mut [HostViewMut<'_>]) -> Result<()> {
         assert!(inputs[0].as_bytes().is_empty());
-        outputs[0].as_mut_slice::<f32>()?.iter_mut().for_each(|x| *x += 1.0);
+        outputs[0]
+            .as_mut_slice::<f32>()?
+            .iter_mut()
+            .for_each(|x| *x += 1.0);
         Ok(())
     }
 }
@@ -171,6 +189,55 @@ fn memory_is_reused_only_when_nothing_else_refers_to_it() {
         drop(next);
         assert_eq!(after.as_slice::<f32>().unwrap(), [3.0, 4.0]);
         assert_eq!(after.as_slice::<f32>().unwrap().as_ptr(), pointer);
+    });
+}
+
+/// Adds 1 to one input and 2 to the other, both in place, and gives their sum too.
+struct Both;
+
+impl HostOp for Both {
+    fn name(&self) -> &'static str {
+        "both"
+    }
+
+    fn outputs(&self, inputs: &[&Array]) -> Result<Vec<HostOutput>> {
+        Ok(vec![
+            HostOutput::new(inputs[0].shape(), inputs[0].dtype()),
+            HostOutput::in_place(0, inputs[0]),
+            HostOutput::in_place(1, inputs[1]),
+        ])
+    }
+
+    fn run(&self, _inputs: &[HostView<'_>], outputs: &mut [HostViewMut<'_>]) -> Result<()> {
+        let [sum, a, b] = outputs else {
+            panic!("three outputs")
+        };
+        let (a, b) = (a.as_mut_slice::<f32>()?, b.as_mut_slice::<f32>()?);
+        for ((sum, a), b) in sum.as_mut_slice::<f32>()?.iter_mut().zip(a).zip(b) {
+            *a += 1.0;
+            *b += 2.0;
+            *sum = *a + *b;
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn memory_is_reused_by_one_of_several_outputs() {
+    on_cpu(|| {
+        let op = Arc::new(Both);
+        let mut state = vec![array(&[1.0], &[1]), array(&[10.0], &[1])];
+        let mut pointers = Vec::new();
+        for round in 1..=3 {
+            let mut outputs = host_op(&op, &[&state[0], &state[1]]).unwrap();
+            let sum = outputs.remove(0);
+            state = outputs;
+            let round = round as f32;
+            assert_eq!(sum.item::<f32>().unwrap(), 11.0 + 3.0 * round);
+            let pointer = |array: &Array| array.as_slice::<f32>().unwrap().as_ptr();
+            pointers.push([pointer(&state[0]), pointer(&state[1])]);
+        }
+        assert_eq!(pointers[1], pointers[2]);
     });
 }
 
@@ -199,16 +266,20 @@ fn panics_and_errors_come_out_of_the_evaluation() {
     on_cpu(|| {
         let x = array(&[1.0], &[1]);
         for (panics, message) in [
-            (true, "host operation failing panicked: on purpose"),
+            (true, "host operation failing: panicked: on purpose"),
             (false, "anything: expected success, found failure"),
         ] {
-            let out = host_op(&Arc::new(Failing { panics }), &[&x]).unwrap().remove(0);
+            let out = host_op(&Arc::new(Failing { panics }), &[&x])
+                .unwrap()
+                .remove(0);
             let sum = out.add(&x).unwrap();
             assert_eq!(sum.eval().unwrap_err().to_string(), message);
             // The stream goes on.
             assert_eq!(x.add(1.0).unwrap().item::<f32>().unwrap(), 2.0);
 
-            let out = host_op(&Arc::new(Failing { panics }), &[&x]).unwrap().remove(0);
+            let out = host_op(&Arc::new(Failing { panics }), &[&x])
+                .unwrap()
+                .remove(0);
             async_eval([&out]).unwrap();
             assert_eq!(out.as_slice::<f32>().unwrap_err().to_string(), message);
         }
@@ -256,7 +327,9 @@ impl HostOp for Counted {
     }
 
     fn run(&self, inputs: &[HostView<'_>], outputs: &mut [HostViewMut<'_>]) -> Result<()> {
-        outputs[0].as_mut_bytes().copy_from_slice(inputs[0].as_bytes());
+        outputs[0]
+            .as_mut_bytes()
+            .copy_from_slice(inputs[0].as_bytes());
         Ok(())
     }
 }
@@ -312,7 +385,10 @@ fn inside_a_compiled_function() {
         let longer = Array::ones(&[3], Dtype::Float32).unwrap();
         let first = shapeless.call([&x, &x]);
         let second = shapeless.call([&longer, &longer]);
-        assert!(first.is_err() || second.is_err(), "shapes of another call must not be used");
+        assert!(
+            first.is_err() || second.is_err(),
+            "shapes of another call must not be used"
+        );
     });
 }
 

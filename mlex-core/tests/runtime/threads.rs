@@ -3,7 +3,7 @@
 use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
 
-use mlex_core::{Array, Stream, async_eval};
+use mlex_core::{Array, Stream, async_eval, mlx_version};
 
 use crate::{floats, ramp};
 
@@ -20,19 +20,62 @@ fn arrays_are_send() {
 fn a_moved_array_is_used_and_dropped_elsewhere() {
     let evaluated = ramp(&[100]);
     evaluated.eval().unwrap();
-    let lazy = ramp(&[100]).multiply(2.0).unwrap();
+    let computed = ramp(&[100]).multiply(2.0).unwrap();
+    computed.eval().unwrap();
     let sum = thread::spawn(move || {
-        let both = evaluated.add(&lazy).unwrap();
+        let both = evaluated.add(&computed).unwrap();
         both.sum_all().unwrap().item::<f32>().unwrap()
     });
     assert_eq!(sum.join().unwrap(), 3.0 * 4950.0);
 }
 
+/// Whether the linked MLX evaluates an array on the thread that built it alone: seen with the
+/// Python packages of 0.32.0 to 0.32.4, and not with the one of 0.31.2.
+fn graphs_belong_to_their_thread() -> bool {
+    !mlx_version().unwrap().starts_with("0.31.")
+}
+
 #[test]
-fn a_graph_outlives_the_thread_that_built_it() {
+fn an_array_that_is_not_evaluated_belongs_to_its_thread() {
+    let lazy = ramp(&[3]).add(1.0).unwrap();
+    let clone = lazy.clone();
+    let elsewhere = thread::spawn(move || clone.to_vec::<f32>()).join().unwrap();
+    if graphs_belong_to_their_thread() {
+        let error = elsewhere.unwrap_err().to_string();
+        assert!(error.contains("Stream(cpu, "), "{error}");
+        assert!(!error.contains('\n'), "{error}");
+    } else {
+        assert_eq!(elsewhere.unwrap(), [1.0, 2.0, 3.0]);
+    }
+    // A refusal leaves it as it was, and the other threads can go on.
+    let clone = lazy.clone();
+    let more = thread::spawn(move || {
+        let refused = async_eval([&clone]).is_err();
+        let own = floats(&ramp(&[2]).add(1.0).unwrap());
+        (refused, own)
+    });
+    assert_eq!(
+        more.join().unwrap(),
+        (graphs_belong_to_their_thread(), vec![1.0, 2.0])
+    );
+    assert_eq!(floats(&lazy), [1.0, 2.0, 3.0]);
+
+    // Its thread may be gone; what was never computed is dropped without harm.
+    let orphan = thread::spawn(|| ramp(&[3]).multiply(2.0).unwrap());
+    let orphan = orphan.join().unwrap();
+    let sum = orphan.add(&lazy).unwrap();
+    assert_eq!(sum.eval().is_err(), graphs_belong_to_their_thread());
+    drop((orphan, sum));
+    assert_eq!(floats(&lazy.square().unwrap()), [1.0, 4.0, 9.0]);
+}
+
+#[test]
+fn a_result_outlives_the_thread_that_computed_it() {
     let built = thread::spawn(|| {
         let stream = Stream::current().unwrap();
-        stream.scope(|| ramp(&[4]).add(1.0).unwrap().square().unwrap())
+        let array = stream.scope(|| ramp(&[4]).add(1.0).unwrap().square().unwrap());
+        array.eval().unwrap();
+        array
     });
     let array = built.join().unwrap();
     assert_eq!(floats(&array), [1.0, 4.0, 9.0, 16.0]);
@@ -91,9 +134,10 @@ fn many_threads_build_and_evaluate_at_once() {
 
 #[test]
 fn clones_are_read_on_many_threads_at_once() {
-    // The same lazy node, evaluated by whoever comes first, read by all.
     for _ in 0..20 {
         let shared = ramp(&[1000]).multiply(3.0).unwrap().add(1.0).unwrap();
+        // Waited for by whoever comes first, read by all.
+        async_eval([&shared]).unwrap();
         let handles: Vec<_> = (0..6)
             .map(|thread| {
                 let clone = shared.clone();
@@ -125,6 +169,8 @@ fn arrays_are_passed_along_while_others_work() {
         let array = Array::full(&[10], index as f32, mlex_core::Dtype::Float32).unwrap();
         if index % 2 == 0 {
             async_eval([&array]).unwrap();
+        } else {
+            array.eval().unwrap();
         }
         sender.send(array).unwrap();
     }

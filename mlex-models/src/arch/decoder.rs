@@ -121,25 +121,43 @@ impl Block {
         })
     }
 
+    /// The stream is `x + residual`; what the layer adds to it last is not added yet, so that
+    /// the next norm can.
     fn forward(
         &self,
-        x: &Array,
+        stream: Residual,
         mask: &Mask,
         cache: &mut KvCache,
         residual_scale: Option<f32>,
-    ) -> Result<Array> {
+    ) -> Result<Residual> {
         let scaled = |r: Array| match residual_scale {
             Some(scale) => r.multiply(scale),
             None => Ok(r),
         };
-        let r = self
-            .self_attn
-            .forward(&self.input_layernorm.forward(x)?, mask, cache)?;
-        let h = x.add(&scaled(r)?)?;
-        let r = self
-            .mlp
-            .forward(&self.post_attention_layernorm.forward(&h)?)?;
-        Ok(h.add(&scaled(r)?)?)
+        let (x, normed) = stream.normed(&self.input_layernorm)?;
+        let r = scaled(self.self_attn.forward(&normed, mask, cache)?)?;
+        let (h, normed) = self.post_attention_layernorm.forward_sum(&x, &r)?;
+        let residual = Some(scaled(self.mlp.forward(&normed)?)?);
+        Ok(Residual { x: h, residual })
+    }
+}
+
+/// The residual stream between two layers: `x`, and what is still to be added to it.
+struct Residual {
+    x: Array,
+    residual: Option<Array>,
+}
+
+impl Residual {
+    /// The sum, and its norm.
+    fn normed(self, norm: &RmsNorm) -> Result<(Array, Array)> {
+        match self.residual {
+            Some(residual) => Ok(norm.forward_sum(&self.x, &residual)?),
+            None => {
+                let normed = norm.forward(&self.x)?;
+                Ok((self.x, normed))
+            }
+        }
     }
 }
 
@@ -240,6 +258,10 @@ impl Model for Decoder {
             ));
         }
         let length = h.dim(1)?;
+        let mut stream = Residual {
+            x: h,
+            residual: None,
+        };
         // One mask for all layers of a kind: they have seen the same tokens.
         let mut masks: Vec<(Option<i32>, Mask)> = Vec::new();
         for (layer, state) in self.layers.iter().zip(cache.layers_mut()) {
@@ -252,9 +274,9 @@ impl Model for Decoder {
                     masks.len() - 1
                 }
             };
-            h = layer.forward(&h, &masks[index].1, state, self.scales.residual)?;
+            stream = layer.forward(stream, &masks[index].1, state, self.scales.residual)?;
         }
-        Ok(self.norm.forward(&h)?)
+        Ok(stream.normed(&self.norm)?.1)
     }
 
     fn logits(&self, hidden: &Array) -> Result<Array> {

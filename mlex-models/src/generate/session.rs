@@ -195,7 +195,7 @@ impl Session {
         self.engine.text.prompt_tokens(request)
     }
 
-    /// Starts a generation, which runs while its events are read. Several wait for each other.
+    /// Starts a generation, whose events can be read as they come. Several wait for each other.
     pub fn generate(&self, request: Request) -> Generation {
         let (events, inbox) = channel();
         let cancelled = Arc::new(AtomicBool::new(false));

@@ -31,6 +31,17 @@ struct Buffers {
     used: i32,
 }
 
+/// Buffers `[B, H_kv, capacity, D]` that an operation may write to.
+#[derive(Debug)]
+pub(crate) struct Room {
+    pub(crate) keys: Array,
+    pub(crate) values: Array,
+    /// How many positions of them are in use.
+    pub(crate) used: i32,
+    /// How many of those, the last ones, the new queries may see.
+    pub(crate) keep: i32,
+}
+
 impl KvCache {
     /// A cache for a layer whose queries see `window` positions, their own included.
     ///
@@ -158,6 +169,49 @@ impl KvCache {
         Ok(visible)
     }
 
+    /// Buffers with room for `new` tokens, for an operation that writes into them by itself and
+    /// then [commits](Self::commit). None where the tokens do not fit what is there.
+    pub(crate) fn room(
+        &self,
+        batch: i32,
+        heads: i32,
+        new: i32,
+        dim: i32,
+        dtype: Dtype,
+    ) -> Result<Option<Room>> {
+        let keep = self.keys_after(new) - new;
+        let Some(buffers) = &self.buffers else {
+            let Buffers { keys, values, used } =
+                Buffers::empty([batch, heads, new], [dim, dim], [dtype, dtype])?;
+            return Ok(Some(Room {
+                keys,
+                values,
+                used,
+                keep,
+            }));
+        };
+        let fits = |buffer: &Array| {
+            let shape = buffer.shape();
+            buffer.dtype() == dtype && [shape[0], shape[1], shape[3]] == [batch, heads, dim]
+        };
+        if !fits(&buffers.keys) || !fits(&buffers.values) {
+            return Ok(None);
+        }
+        let Buffers { keys, values, used } = buffers.with_room(keep, new)?;
+        Ok(Some(Room {
+            keys,
+            values,
+            used,
+            keep,
+        }))
+    }
+
+    /// Takes back the buffers of [`room`](Self::room), with `new` tokens written up to `used`.
+    pub(crate) fn commit(&mut self, keys: Array, values: Array, used: i32, new: i32) {
+        self.buffers = Some(Buffers { keys, values, used });
+        self.seen += new;
+    }
+
     /// The number of new tokens. Shapes that would only broadcast into the buffers are wrong.
     fn check(&self, keys: &Array, values: &Array) -> Result<i32> {
         let &[batch, heads, new, key_dim] = keys.shape() else {
@@ -224,16 +278,23 @@ impl KvCache {
 }
 
 impl Buffers {
-    /// Empty buffers for at least `new` positions, in the dtypes of `keys` and `values`.
+    /// Empty buffers for at least `new` positions, like `keys` and `values`.
     fn new(keys: &Array, values: &Array, new: i32) -> Result<Self> {
-        let room = |like: &Array| -> Result<Array> {
-            let (batch, heads, dim) = (like.dim(0)?, like.dim(1)?, like.dim(3)?);
-            let capacity = new.div_euclid(STEP) * STEP + if new % STEP == 0 { 0 } else { STEP };
-            Ok(Array::zeros(&[batch, heads, capacity, dim], like.dtype())?)
-        };
+        Self::empty(
+            [keys.dim(0)?, keys.dim(1)?, new],
+            [keys.dim(3)?, values.dim(3)?],
+            [keys.dtype(), values.dtype()],
+        )
+    }
+
+    /// Empty buffers `[batch, heads, at least new, dim]` for keys and for values.
+    fn empty([batch, heads, new]: [i32; 3], dims: [i32; 2], dtypes: [Dtype; 2]) -> Result<Self> {
+        let capacity = new.div_euclid(STEP) * STEP + if new % STEP == 0 { 0 } else { STEP };
+        let zeros =
+            |index: usize| Array::zeros(&[batch, heads, capacity, dims[index]], dtypes[index]);
         Ok(Self {
-            keys: room(keys)?,
-            values: room(values)?,
+            keys: zeros(0)?,
+            values: zeros(1)?,
             used: 0,
         })
     }
@@ -244,7 +305,9 @@ impl Buffers {
         if self.used + new <= self.keys.dim(2)? {
             return Ok(self.clone());
         }
-        let empty = Self::new(&self.keys, &self.values, keep + new)?;
+        // A window that has begun to let go of positions would be full again at once.
+        let spare = if self.used > keep { STEP } else { 0 };
+        let empty = Self::new(&self.keys, &self.values, keep + new + spare)?;
         let moved = |from: &Array, to: &Array| -> Result<Array> {
             let kept = from.slice_axis(2, self.used - keep, self.used)?;
             Ok(to.slice_update_axis(&kept, 2, 0, keep)?)

@@ -12,12 +12,16 @@ pub(crate) fn gated(activation: Activation, gate: &Array, up: &Array) -> Result<
     if !applies(gate)? || !same {
         return Ok(None);
     }
-    let kernel = match activation {
+    Ok(Some(single(GatedOp(kernel(activation)), &[gate, up])?))
+}
+
+/// The kernels' name of an activation.
+pub(super) fn kernel(activation: Activation) -> Kernel {
+    match activation {
         Activation::Silu => Kernel::Silu,
         Activation::Gelu => Kernel::Gelu,
         Activation::GeluTanh => Kernel::GeluTanh,
-    };
-    Ok(Some(single(GatedOp(kernel), &[gate, up])?))
+    }
 }
 
 struct GatedOp(Kernel);

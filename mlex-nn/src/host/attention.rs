@@ -25,17 +25,10 @@ pub(crate) fn attention(
     if !applies(queries)? || !same || !whole || !sinks_fit {
         return Ok(None);
     }
-    let (kind, mask) = match mask {
-        AttentionMask::None => (Kind::None, None),
-        AttentionMask::Causal => (Kind::Causal, None),
-        AttentionMask::Array(mask)
-            if mask.dtype() == Dtype::Bool || is_kernel_float(mask.dtype()) =>
-        {
-            let (shape, length) = (queries.shape(), keys.dim(2)?);
-            let full = mask.broadcast_to(&[shape[0], shape[1], shape[2], length])?;
-            (Kind::Array, Some(full))
-        }
-        _ => return Ok(None),
+    let shape = queries.shape();
+    let full = [shape[0], shape[1], shape[2], keys.dim(2)?];
+    let Some((kind, mask)) = mask_input(mask, full)? else {
+        return Ok(None);
     };
     let op = AttentionOp {
         scale,
@@ -50,11 +43,41 @@ pub(crate) fn attention(
     Ok(Some(single(op, &inputs)?))
 }
 
+/// A mask as the kernels take it: an array broadcast to `shape` `[B, H, L, S]`, as a further
+/// input. None for a kind that they do not know.
+pub(super) fn mask_input(
+    mask: AttentionMask<'_>,
+    shape: [i32; 4],
+) -> Result<Option<(Kind, Option<Array>)>> {
+    Ok(match mask {
+        AttentionMask::None => Some((Kind::None, None)),
+        AttentionMask::Causal => Some((Kind::Causal, None)),
+        AttentionMask::Array(mask)
+            if mask.dtype() == Dtype::Bool || is_kernel_float(mask.dtype()) =>
+        {
+            Some((Kind::Array, Some(mask.broadcast_to(&shape)?)))
+        }
+        _ => None,
+    })
+}
+
+/// The kernels' mask, `array` being the input of [`mask_input`].
+pub(super) fn kernel_mask<'a>(
+    kind: Kind,
+    array: Option<&HostView<'a>>,
+) -> mlex_core::Result<KernelMask<'a>> {
+    Ok(match (kind, array) {
+        (Kind::Causal, _) => KernelMask::Causal { window: None },
+        (Kind::Array, Some(view)) => mask(view)?,
+        _ => KernelMask::None,
+    })
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     None,
     Causal,
-    /// An input after the values.
+    /// A further input.
     Array,
 }
 
@@ -98,11 +121,7 @@ impl HostOp for AttentionOp {
             head_dim: size(q.shape()[3]),
             value_dim: size(v.shape()[3]),
         };
-        let mask = match self.kind {
-            Kind::None => KernelMask::None,
-            Kind::Causal => KernelMask::Causal { window: None },
-            Kind::Array => mask(&inputs[3])?,
-        };
+        let mask = kernel_mask(self.kind, inputs.get(3))?;
         let sinks = match inputs.last() {
             Some(sinks) if self.has_sinks => Some(sinks.as_slice::<f32>()?),
             _ => None,

@@ -4,10 +4,12 @@
 //! dtype, switched off); the caller then uses MLX's own operation, which computes the same.
 
 mod activation;
+mod attend;
 mod attention;
 mod linear;
 mod norm;
 mod rope;
+mod scratch;
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,9 +20,10 @@ use mlex_core::{
 use mlex_kernels::{Floats, KernelError};
 
 pub(crate) use activation::gated;
+pub(crate) use attend::{Attend, attend};
 pub(crate) use attention::attention;
-pub(crate) use linear::linear;
-pub(crate) use norm::{layer_norm, rms_norm};
+pub(crate) use linear::{gated_linear, linear, linear_many};
+pub(crate) use norm::{add_rms_norm, layer_norm, rms_norm};
 pub(crate) use rope::{RopeKernel, rope};
 
 static ENABLED: AtomicBool = AtomicBool::new(true);

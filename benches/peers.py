@@ -1,0 +1,446 @@
+#!/usr/bin/env python3
+"""Compares `mlex bench` with llama.cpp and mlx-lm: the same weights, the same machine, in turns.
+
+    python benches/peers.py                        SmolLM2-135M, prompts of 512 tokens
+    python benches/peers.py --sweep threads        the same with 1, 2, 4 .. threads
+    python benches/peers.py --sweep context        the same with prompts of 512 and 4096 tokens
+    python benches/peers.py --model qwen3-0.6b     Qwen3-0.6B's shape, random 4-bit weights
+
+Prints Markdown tables of medians. The peers are the packages `llama-cpp-python` and `mlx-lm` of
+the Python that runs this; one that is not installed is left out, with a note on stderr. Each
+measurement is a process of its own, and the programs take turns, so that a change of the
+machine's speed meets all of them.
+
+All of them get random tokens, and a short run before the one that counts. mlex takes its rates
+from `mlex bench`, sampling included; llama.cpp and mlx-lm are measured without sampling (mlx-lm
+takes the likeliest token on the device), in their favour. mlx-lm's prompts are short, as its CPU
+operations are slow on Linux: a long prompt would take many minutes and not make it faster.
+"""
+
+import argparse
+import datetime
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlex" / "bench"
+WARM_UP_TOKENS = 16
+# What mlx-lm is given at most.
+MLX_LM_PROMPT_TOKENS = 32
+MLX_LM_GEN_TOKENS = 4
+
+QWEN3_0_6B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "num_hidden_layers": 28,
+    "intermediate_size": 3072,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": 151936,
+    "rope_theta": 1000000,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": True,
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What one column of measurements has in common."""
+
+    threads: int
+    prompt_tokens: int
+    gen_tokens: int
+
+    def __str__(self):
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        return f"{threads}, prompt of {self.prompt_tokens}"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A program with its options. `worker` is run by this script's other half, unless mlex is it."""
+
+    name: str
+    model: Path
+    worker: str = ""
+    dtype: str = ""
+
+    @property
+    def is_slow(self):
+        return self.worker == "mlx-lm"
+
+    def measure(self, args, setting):
+        """The rates of one process: `{"prefill_tps": .., "decode_tps": ..}`."""
+        if self.worker:
+            options = {
+                "model": str(self.model),
+                "threads": setting.threads,
+                "prompt_tokens": setting.prompt_tokens,
+                "gen_tokens": setting.gen_tokens,
+            }
+            if self.is_slow:
+                options["prompt_tokens"] = min(setting.prompt_tokens, MLX_LM_PROMPT_TOKENS)
+                options["gen_tokens"] = min(setting.gen_tokens, MLX_LM_GEN_TOKENS)
+            return worker(self.worker, options)
+        command = [args.mlex, "bench", "--json", "--repeats", "1", "--model", self.model]
+        command += ["--device", "cpu", "--threads", setting.threads, "--dtype", self.dtype]
+        command += ["--prompt-tokens", setting.prompt_tokens, "--gen-tokens", setting.gen_tokens]
+        return json.loads(output(command))
+
+
+def output(command, **more):
+    """The stdout of a command; the script ends with its stderr when it fails."""
+    command = [str(word) for word in command]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **more)
+    if done.returncode != 0:
+        sys.exit(f"peers: {' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def worker(name, options):
+    """Runs this script's other half; its last line is its answer."""
+    threads = str(options.get("threads", os.cpu_count()))
+    environment = dict(os.environ, OPENBLAS_NUM_THREADS=threads, OMP_NUM_THREADS=threads)
+    command = [sys.executable, __file__, "--worker", name, json.dumps(options)]
+    return json.loads(output(command, env=environment).splitlines()[-1])
+
+
+def note(line):
+    print(f"peers: {line}", file=sys.stderr, flush=True)
+
+
+# The workers: each in a process of its own, which alone imports the peer.
+
+
+def random_ids(vocab_size, count):
+    source = random.Random(0)
+    return [source.randrange(vocab_size) for _ in range(count)]
+
+
+def rates(prefill, decode, prompt_tokens, gen_tokens):
+    """Runs both parts and takes their times."""
+    start = time.perf_counter()
+    prefill()
+    first = time.perf_counter()
+    decode()
+    end = time.perf_counter()
+    return {"prefill_tps": prompt_tokens / (first - start), "decode_tps": gen_tokens / (end - first)}
+
+
+def run_llama_cpp(model, threads, prompt_tokens, gen_tokens):
+    import llama_cpp
+
+    context = prompt_tokens + gen_tokens + WARM_UP_TOKENS
+    llama = llama_cpp.Llama(
+        model, n_ctx=context, n_batch=512, n_threads=threads, n_threads_batch=threads, verbose=False
+    )
+    ids = random_ids(llama.n_vocab(), prompt_tokens + gen_tokens)
+
+    def evaluate(ids):
+        llama.eval(ids)
+        llama_cpp.llama_synchronize(llama.ctx)
+
+    def decode():
+        for token in ids[prompt_tokens:]:
+            evaluate([token])
+
+    evaluate(ids[:WARM_UP_TOKENS])
+    evaluate(ids[:1])
+    llama.reset()
+    return rates(lambda: evaluate(ids[:prompt_tokens]), decode, prompt_tokens, gen_tokens)
+
+
+def run_mlx_lm(model, threads, prompt_tokens, gen_tokens):
+    del threads  # it has none to set: the environment tells BLAS
+    import mlx.core as mx
+    from mlx_lm.models.cache import make_prompt_cache
+    from mlx_lm.utils import load_model
+
+    mx.set_default_device(mx.cpu)
+    network, config = load_model(Path(model))
+    ids = mx.array(random_ids(config["vocab_size"], prompt_tokens))
+
+    def step(cache, token):
+        token = mx.argmax(network(token[None], cache=cache)[:, -1], axis=-1)
+        mx.eval(token)
+        return token
+
+    def prefill(cache, ids):
+        # As its own generation does: no logits but the last token's.
+        if len(ids) > 1:
+            network(ids[None, :-1], cache=cache)
+            mx.eval([layer.state for layer in cache])
+        return step(cache, ids[-1:])
+
+    prefill(make_prompt_cache(network), ids[:2])
+    cache = make_prompt_cache(network)
+    token = None
+
+    def read():
+        nonlocal token
+        token = prefill(cache, ids)
+
+    def decode():
+        nonlocal token
+        for _ in range(gen_tokens):
+            token = step(cache, token)
+
+    return rates(read, decode, prompt_tokens, gen_tokens)
+
+
+def make_random_model(config, out):
+    """Writes a checkpoint of the shape of `config`: random weights, affine 4 bits, group 64."""
+    import mlx.core as mx
+    import mlx.nn as nn
+    from mlx.utils import tree_flatten
+    from mlx_lm.models import qwen3
+
+    mx.set_default_device(mx.cpu)
+    mx.random.seed(0)
+    model = qwen3.Model(qwen3.ModelArgs.from_dict(config))
+    # bfloat16 and this layout are what the published 4-bit checkpoints have.
+    model.set_dtype(mx.bfloat16)
+    nn.quantize(model, group_size=64, bits=4)
+    folder = Path(out)
+    folder.mkdir(parents=True)
+    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    config = dict(config, quantization={"group_size": 64, "bits": 4})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    return {"out": out}
+
+
+WORKERS = {"llama.cpp": run_llama_cpp, "mlx-lm": run_mlx_lm, "random-model": make_random_model}
+
+
+# The comparison.
+
+
+def made(path, make):
+    """`path`, made once: under another name first, so that an interrupted run leaves nothing."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        note(f"making {path}")
+        make(temporary)
+        temporary.rename(path)
+    return path
+
+
+def installed(package):
+    return importlib.util.find_spec(package) is not None
+
+
+def contestants(args):
+    """The programs that are there, and the model that mlex is given."""
+    wanted = [Contestant("mlex, f32", Path(), dtype="float32")]
+    wanted.append(Contestant("mlex, bf16", Path(), dtype="bfloat16"))
+    if args.model == "smollm2":
+        gguf = args.gguf or Path(output([ROOT / "scripts" / "smollm2.sh"]).strip())
+        model = gguf
+        if not installed("llama_cpp"):
+            note("llama.cpp is left out: no package llama-cpp-python")
+        elif not args.skip_llama_cpp:
+            wanted.append(Contestant("llama.cpp", gguf, worker="llama.cpp"))
+    else:
+        model = args.mlx_dir
+        if model is None:
+            if not installed("mlx_lm"):
+                sys.exit("peers: the random model is made with mlx-lm: pip install mlx-lm 'mlx[cpu]'")
+            options = {"config": QWEN3_0_6B}
+            model = made(
+                CACHE / "qwen3-0.6b-random-4bit",
+                lambda out: worker("random-model", dict(options, out=str(out))),
+            )
+    if not installed("mlx_lm"):
+        note("mlx-lm is left out: no package mlx-lm")
+    elif not args.skip_mlx_lm:
+        # In f32, which MLX's CPU operations are fastest in.
+        directory = args.mlx_dir or (
+            model
+            if args.model != "smollm2"
+            else made(
+                CACHE / f"{model.stem}-float32",
+                lambda out: output(
+                    [args.mlex, "convert", "--model", model, "--out", out, "--dtype", "float32"]
+                ),
+            )
+        )
+        wanted.append(Contestant("mlx-lm", directory, worker="mlx-lm"))
+    fill = lambda one: one if one.worker else Contestant(one.name, model, dtype=one.dtype)
+    return [fill(one) for one in wanted], model
+
+
+def settings(args):
+    base = Setting(args.threads, args.prompt_tokens, args.gen_tokens)
+    if args.sweep == "threads":
+        counts = [1 << power for power in range(16) if 1 << power < args.threads]
+        return [Setting(count, base.prompt_tokens, base.gen_tokens) for count in counts] + [base]
+    if args.sweep == "context":
+        return [base, Setting(base.threads, args.context, base.gen_tokens)]
+    return [base]
+
+
+def measure(args, programs, chosen):
+    """Medians by (program's name, setting). The programs take turns in every round."""
+    found = {}
+    for turn in range(args.repeats):
+        for setting in chosen:
+            for program in programs:
+                # Once, at the first setting: it takes minutes.
+                if program.is_slow and (turn > 0 or setting != chosen[0]):
+                    continue
+                rate = program.measure(args, setting)
+                found.setdefault((program.name, setting), []).append(rate)
+                note(
+                    f"{program.name}, {setting}: prefill {rate['prefill_tps']:.1f}, "
+                    f"decode {rate['decode_tps']:.1f} tokens/s"
+                )
+    return {
+        key: {
+            field: statistics.median(run[field] for run in runs)
+            for field in ("prefill_tps", "decode_tps")
+        }
+        for key, runs in found.items()
+    }
+
+
+def work(args, model):
+    """Bytes that a decode step reads, and operations that a prompt token takes, of the weights."""
+    found = json.loads(output([args.mlex, "inspect", "--json", "--model", model]))
+    layers = [row for row in found["quantization"] if row["path"].startswith("model.layers.")]
+    return found["file_bytes"], 2 * sum(row["parameters"] for row in layers)
+
+
+def row(cells):
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+def table(setting, programs, medians, size):
+    """The programs at one setting, with their ratios to each peer."""
+    file_bytes, operations = size
+    there = [program for program in programs if (program.name, setting) in medians]
+    peers = [program.name for program in there if program.worker]
+    head = ["", "prefill tok/s", "GFLOP/s", "decode tok/s", "GB/s"]
+    head += [f"{part} / {peer}" for peer in peers for part in ("prefill", "decode")]
+    lines = [f"### {setting}", "", row(head), row(["---"] + ["--:"] * (len(head) - 1))]
+    for program in there:
+        rate = medians[program.name, setting]
+        prefill, decode = rate["prefill_tps"], rate["decode_tps"]
+        cells = [program.name, f"{prefill:.1f}", f"{prefill * operations / 1e9:.1f}"]
+        cells += [f"{decode:.1f}", f"{decode * file_bytes / 1e9:.1f}"]
+        for peer in peers:
+            base = medians[peer, setting]
+            cells += [f"{prefill / base['prefill_tps']:.2f}x", f"{decode / base['decode_tps']:.2f}x"]
+        lines.append(row(cells))
+    return "\n".join(lines) + "\n"
+
+
+def sweep_table(chosen, programs, medians):
+    """Each program's rates at each setting, by those at the first."""
+    head = ["", *(f"{part}, {setting}" for part in ("prefill", "decode") for setting in chosen[1:])]
+    lines = [f"### By {chosen[0]}", "", row(head), row(["---"] + ["--:"] * (len(head) - 1))]
+    for program in programs:
+        if (program.name, chosen[-1]) not in medians:
+            continue
+        base = medians[program.name, chosen[0]]
+        cells = [
+            f"{medians[program.name, setting][field] / base[field]:.2f}x"
+            for field in ("prefill_tps", "decode_tps")
+            for setting in chosen[1:]
+        ]
+        lines.append(row([program.name, *cells]))
+    return "\n".join(lines) + "\n"
+
+
+def processor():
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def versions(args):
+    found = [output([args.mlex, "--version"]).strip()]
+    for package in ("llama-cpp-python", "mlx-lm", "mlx"):
+        try:
+            found.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    return ", ".join(found)
+
+
+def default_mlex():
+    target = os.environ.get("CARGO_TARGET_DIR")
+    return (Path(target) if target else ROOT / "target") / "release" / "mlex"
+
+
+def arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--model", choices=["smollm2", "qwen3-0.6b"], default="smollm2")
+    add("--mlex", type=Path, default=default_mlex(), help="the mlex program (a release build)")
+    add("--gguf", type=Path, help="SmolLM2's GGUF [default: what scripts/smollm2.sh fetches]")
+    add("--mlx-dir", type=Path, help="the model as an MLX directory [default: made, in the cache]")
+    add("--prompt-tokens", type=int, default=512)
+    add("--gen-tokens", type=int, default=64)
+    add("--context", type=int, default=4096, help="the longer prompt of --sweep context")
+    add("--threads", type=int, default=os.cpu_count() or 1)
+    add("--repeats", type=int, default=3, help="rounds, each with every program once")
+    add("--sweep", choices=["threads", "context"])
+    add("--skip-llama-cpp", action="store_true")
+    add("--skip-mlx-lm", action="store_true")
+    add("--worker", nargs=2, metavar=("NAME", "JSON"), help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main():
+    args = arguments()
+    if args.worker:
+        name, options = args.worker
+        print(json.dumps(WORKERS[name](**json.loads(options))))
+        return
+    for name in ("prompt_tokens", "gen_tokens", "context", "threads", "repeats"):
+        if getattr(args, name) < 1:
+            sys.exit(f"peers: --{name.replace('_', '-')}: expected a positive number")
+    if not args.mlex.is_file():
+        sys.exit(f"peers: no {args.mlex}: cargo build --release -p mlex-cli, or give --mlex")
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load > 0.5:
+        note(f"the machine is busy (load {load:.2f}): the figures will be too low")
+    programs, model = contestants(args)
+    chosen = settings(args)
+    medians = measure(args, programs, chosen)
+    size = work(args, model)
+    print(f"{args.model}, {processor()}, {os.cpu_count()} CPUs, {datetime.date.today()}.")
+    print(f"{versions(args)}. Medians of {args.repeats}; load before: {load:.2f}.\n")
+    for setting in chosen:
+        print(table(setting, programs, medians, size))
+    if len(chosen) > 1:
+        print(sweep_table(chosen, programs, medians))
+    if any(program.is_slow for program in programs):
+        print(
+            f"mlx-lm: once, on a prompt of {min(MLX_LM_PROMPT_TOKENS, args.prompt_tokens)} tokens "
+            f"and {min(MLX_LM_GEN_TOKENS, args.gen_tokens)} generated ones."
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -13,8 +13,8 @@ machine's speed meets all of them.
 
 All of them get random tokens, and a short run before the one that counts. mlex takes its rates
 from `mlex bench`, sampling included; llama.cpp and mlx-lm are measured without sampling (mlx-lm
-takes the likeliest token on the device), in their favour. mlx-lm's prompts are short, as its CPU
-operations are slow on Linux: a long prompt would take many minutes and not make it faster.
+takes the likeliest token on the device), in their favour. mlx-lm's prompts are short, as MLX's
+CPU operations are slow on Linux: a long prompt would take minutes and not make it faster.
 """
 
 import argparse
@@ -29,7 +29,7 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,6 +38,8 @@ WARM_UP_TOKENS = 16
 # What mlx-lm is given at most.
 MLX_LM_PROMPT_TOKENS = 32
 MLX_LM_GEN_TOKENS = 4
+
+SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 QWEN3_0_6B = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -58,7 +60,7 @@ QWEN3_0_6B = {
 
 @dataclass(frozen=True)
 class Setting:
-    """What one column of measurements has in common."""
+    """What the measurements of a table have in common."""
 
     threads: int
     prompt_tokens: int
@@ -71,7 +73,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Contestant:
-    """A program with its options. `worker` is run by this script's other half, unless mlex is it."""
+    """A program with its options: mlex with a dtype, or a worker below."""
 
     name: str
     model: Path
@@ -240,14 +242,20 @@ def made(path, make):
     return path
 
 
+def converted(args, gguf, dtype):
+    """The MLX directory of a GGUF, made by mlex."""
+    command = [args.mlex, "convert", "--model", gguf, "--dtype", dtype, "--out"]
+    return made(CACHE / f"{gguf.stem}-{dtype}", lambda out: output([*command, out]))
+
+
 def installed(package):
     return importlib.util.find_spec(package) is not None
 
 
 def contestants(args):
     """The programs that are there, and the model that mlex is given."""
-    wanted = [Contestant("mlex, f32", Path(), dtype="float32")]
-    wanted.append(Contestant("mlex, bf16", Path(), dtype="bfloat16"))
+    dtypes = ("float32", "bfloat16")
+    wanted = [Contestant(f"mlex, {SHORT[dtype]}", Path(), dtype=dtype) for dtype in dtypes]
     if args.model == "smollm2":
         gguf = args.gguf or Path(output([ROOT / "scripts" / "smollm2.sh"]).strip())
         model = gguf
@@ -267,21 +275,15 @@ def contestants(args):
             )
     if not installed("mlx_lm"):
         note("mlx-lm is left out: no package mlx-lm")
+    elif args.mlx_dir or args.model != "smollm2":
+        if not args.skip_mlx_lm:
+            wanted.append(Contestant("mlx-lm", args.mlx_dir or model, worker="mlx-lm"))
     elif not args.skip_mlx_lm:
-        # In f32, which MLX's CPU operations are fastest in.
-        directory = args.mlx_dir or (
-            model
-            if args.model != "smollm2"
-            else made(
-                CACHE / f"{model.stem}-float32",
-                lambda out: output(
-                    [args.mlex, "convert", "--model", model, "--out", out, "--dtype", "float32"]
-                ),
-            )
-        )
-        wanted.append(Contestant("mlx-lm", directory, worker="mlx-lm"))
-    fill = lambda one: one if one.worker else Contestant(one.name, model, dtype=one.dtype)
-    return [fill(one) for one in wanted], model
+        for dtype in args.mlx_lm_dtype:
+            directory = converted(args, model, dtype)
+            wanted.append(Contestant(f"mlx-lm, {SHORT[dtype]}", directory, worker="mlx-lm"))
+    wanted = [one if one.worker else replace(one, model=model) for one in wanted]
+    return wanted, model
 
 
 def settings(args):
@@ -352,7 +354,7 @@ def table(setting, programs, medians, size):
 def sweep_table(chosen, programs, medians):
     """Each program's rates at each setting, by those at the first."""
     head = ["", *(f"{part}, {setting}" for part in ("prefill", "decode") for setting in chosen[1:])]
-    lines = [f"### By {chosen[0]}", "", row(head), row(["---"] + ["--:"] * (len(head) - 1))]
+    lines = [f"### By the rates of {chosen[0]}", "", row(head), row(["---"] + ["--:"] * (len(head) - 1))]
     for program in programs:
         if (program.name, chosen[-1]) not in medians:
             continue
@@ -405,6 +407,13 @@ def arguments():
     add("--threads", type=int, default=os.cpu_count() or 1)
     add("--repeats", type=int, default=3, help="rounds, each with every program once")
     add("--sweep", choices=["threads", "context"])
+    add(
+        "--mlx-lm-dtype",
+        nargs="+",
+        choices=list(SHORT),
+        default=["float32"],
+        help="what mlx-lm computes in; MLX's CPU operations are fastest in float32, the default",
+    )
     add("--skip-llama-cpp", action="store_true")
     add("--skip-mlx-lm", action="store_true")
     add("--worker", nargs=2, metavar=("NAME", "JSON"), help=argparse.SUPPRESS)

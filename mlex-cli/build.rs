@@ -13,10 +13,7 @@ fn main() -> ExitCode {
     let lib = match fs::canonicalize(&prefix) {
         Ok(folder) => folder.join("lib"),
         Err(error) => {
-            println!(
-                "cargo::error=MLEX_MLX_PREFIX={}: {error}",
-                prefix.display()
-            );
+            println!("cargo::error=MLEX_MLX_PREFIX={}: {error}", prefix.display());
             return ExitCode::FAILURE;
         }
     };

@@ -21,7 +21,7 @@ pub fn linear(x: &Array, matrix: &Matrix, bias: Option<&Array>) -> Result<Array>
     }
     let y = match matrix {
         Matrix::Dense { transposed, .. } => x.matmul(transposed)?,
-        Matrix::Quantized(weight) => quantized_matmul(x, weight)?,
+        Matrix::Quantized { weight, .. } => quantized_matmul(x, weight)?,
     };
     Ok(match bias {
         Some(bias) => y.add(bias)?,

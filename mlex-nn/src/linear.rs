@@ -3,7 +3,7 @@
 use mlex_core::{Array, Dtype, QuantizedWeight};
 
 use crate::quant::packed_columns;
-use crate::{Result, Weights, dispatch};
+use crate::{Result, Weights, dispatch, host};
 
 /// A matrix `[N, K]` as a checkpoint has it: dense or quantized.
 #[derive(Clone, Debug)]
@@ -17,7 +17,12 @@ pub enum Matrix {
         transposed: Array,
     },
     /// Packed.
-    Quantized(QuantizedWeight),
+    Quantized {
+        /// The packed numbers, their scales and biases.
+        weight: QuantizedWeight,
+        /// What the weights are when they are unpacked; MLX's choice without it.
+        dtype: Option<Dtype>,
+    },
 }
 
 impl Matrix {
@@ -44,12 +49,18 @@ impl Matrix {
             // Exponents, or 8-bit floats.
             weights.get_dtype("scales", &[rows, groups], Dtype::Uint8)?
         };
-        Ok(Self::Quantized(QuantizedWeight {
+        let dtype = layout.mode.has_biases().then(|| scales.dtype());
+        let mut weight = QuantizedWeight {
             weight: weights.get_dtype("weight", &[rows, words], Dtype::Uint32)?,
             scales,
             biases,
             layout,
-        }))
+        };
+        // What is missing is a placeholder, not to be looked into.
+        if weights.is_complete() {
+            weight = host::narrowed(weight)?;
+        }
+        Ok(Self::Quantized { weight, dtype })
     }
 
     /// `x` `[.., K]` times the transposed matrix: `[.., N]`.
@@ -67,18 +78,22 @@ impl Matrix {
     pub fn rows(&self, ids: &Array) -> Result<Array> {
         match self {
             Self::Dense { weight, .. } => Ok(weight.take(ids, 0)?),
-            Self::Quantized(weight) => {
+            Self::Quantized { weight, dtype } => {
+                // MLX unpacks in the type of the scales, which may be held in a narrower one.
+                let taken = |array: &Array| {
+                    let rows = array.take(ids, 0)?;
+                    match dtype {
+                        Some(dtype) if rows.dtype() != *dtype => rows.as_type(*dtype),
+                        _ => Ok(rows),
+                    }
+                };
                 let rows = QuantizedWeight {
                     weight: weight.weight.take(ids, 0)?,
-                    scales: weight.scales.take(ids, 0)?,
-                    biases: weight
-                        .biases
-                        .as_ref()
-                        .map(|biases| biases.take(ids, 0))
-                        .transpose()?,
+                    scales: taken(&weight.scales)?,
+                    biases: weight.biases.as_ref().map(taken).transpose()?,
                     layout: weight.layout,
                 };
-                Ok(rows.dequantize(None)?)
+                Ok(rows.dequantize(*dtype)?)
             }
         }
     }

@@ -235,6 +235,11 @@ impl Weights {
             .retain(|path, _| !matches(path));
     }
 
+    /// Whether every tensor that was asked for was there and right so far.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.state.borrow().errors.is_empty()
+    }
+
     /// Ends the building of a model.
     ///
     /// # Errors

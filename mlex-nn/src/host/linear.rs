@@ -68,7 +68,7 @@ fn project<'a>(
                 inputs.push(weight);
                 (weight.dim(0)?, Kind::Dense)
             }
-            Matrix::Quantized(weight) => {
+            Matrix::Quantized { weight, .. } => {
                 let Some(mode) = mode(weight.layout) else {
                     return Ok(None);
                 };
@@ -111,6 +111,34 @@ fn project<'a>(
         gate,
     };
     Ok(Some((op, inputs)))
+}
+
+/// The same weight with scales and biases in float16, where that loses nothing and the kernels
+/// will read them: a tenth to a seventh less to read for each token. GGUF files have them so.
+pub(crate) fn narrowed(weight: mlex_core::QuantizedWeight) -> Result<mlex_core::QuantizedWeight> {
+    let Some(biases) = &weight.biases else {
+        return Ok(weight);
+    };
+    let wide = weight.scales.dtype() == Dtype::Float32 && biases.dtype() == Dtype::Float32;
+    if !wide || !applies(&weight.scales)? {
+        return Ok(weight);
+    }
+    let (Some(scales), Some(biases)) = (exact_half(&weight.scales)?, exact_half(biases)?) else {
+        return Ok(weight);
+    };
+    Ok(mlex_core::QuantizedWeight {
+        scales,
+        biases: Some(biases),
+        ..weight
+    })
+}
+
+/// An f32 array in float16, if every value is one.
+fn exact_half(array: &Array) -> Result<Option<Array>> {
+    let half = array.as_type(Dtype::Float16)?;
+    let same = half.as_type(Dtype::Float32)?.equal(array)?;
+    let axes: Vec<i32> = (0..array.ndim() as i32).collect();
+    Ok(same.all(&axes, false)?.item::<bool>()?.then_some(half))
 }
 
 fn mode(layout: Quantized) -> Option<Mode> {

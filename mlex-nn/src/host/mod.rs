@@ -22,7 +22,7 @@ use mlex_kernels::{Floats, KernelError};
 pub(crate) use activation::gated;
 pub(crate) use attend::{Attend, attend};
 pub(crate) use attention::attention;
-pub(crate) use linear::{gated_linear, linear, linear_many};
+pub(crate) use linear::{gated_linear, linear, linear_many, narrowed};
 pub(crate) use norm::{add_rms_norm, layer_norm, rms_norm};
 pub(crate) use rope::{RopeKernel, rope};
 

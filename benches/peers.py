@@ -433,7 +433,10 @@ def main():
         sys.exit(f"peers: no {args.mlex}: cargo build --release -p mlex-cli, or give --mlex")
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if load > 0.5:
-        note(f"the machine is busy (load {load:.2f}): the figures will be too low")
+        note(
+            f"the machine is busy (load {load:.2f}): rates will be too low, and llama.cpp's, whose "
+            "threads wait for each other, much more so than mlex's"
+        )
     programs, model = contestants(args)
     chosen = settings(args)
     medians = measure(args, programs, chosen)

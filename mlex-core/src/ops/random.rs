@@ -93,8 +93,8 @@ pub fn permutation(count: i32, key: &Array) -> Result<Array> {
     op!(mlx_random_permutation_arange(count, key.raw()))
 }
 
-/// Integers in `[low, high)`. MLX before 0.32.1 rounds towards zero where later ones round
-/// down, so negative ones differ by 1.
+/// Integers in `[low, high)`. MLX before 0.32.1 rounds a draw towards zero, not down: with a
+/// negative `low`, 0 comes twice as often as the others, and `low` almost never.
 ///
 /// # Errors
 /// When `dtype` is not an integer one.

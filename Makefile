@@ -23,11 +23,7 @@ test: setup
 	@model=$$(scripts/smollm2.sh) && export MLEX_TEST_MODEL="$$model" && set -x && \
 	$(CARGO) test --workspace --lib --bins --tests --examples -- --include-ignored && \
 	$(CARGO) test --workspace --doc && \
-	$(CARGO) run -q -p mlex-core --example arrays && \
-	$(CARGO) run -q -p mlex-core --example safetensors && \
-	$(CARGO) run -q -p mlex-nn --example quantized_linear && \
-	$(CARGO) run -q -p mlex-models --example logits && \
-	$(CARGO) run -q -p mlex-models --example generate -- "$$model"
+	scripts/examples.sh "$$model"
 
 # Also compiles the benches.
 lint: setup

@@ -100,30 +100,29 @@ impl<'m> TokenStream<'m> {
         })
     }
 
-    /// Puts the step after `token` on the device.
-    fn advance(&mut self, token: &Array) -> Result<Array> {
+    /// The graph of the step after `token`, not started yet.
+    fn build(&mut self, token: &Array) -> Result<Array> {
         let hidden = self
             .model
             .forward(Input::Tokens(&token.expand_dims(0)?), self.cache)?;
-        let next = self
-            .sampler
-            .sample(&self.model.logits(&hidden.squeeze(1)?)?)?;
-        async_eval([&next])?;
-        Ok(next)
+        self.sampler
+            .sample(&self.model.logits(&hidden.squeeze(1)?)?)
     }
 
     fn step(&mut self, token: &Array) -> Result<u32> {
+        // Built while the device still computes `token`.
+        self.next = if self.remaining > 0 {
+            Some(self.build(token)?)
+        } else {
+            None
+        };
         // A GPU is given its next step before this one is waited for. The CPU has nothing to
         // gain by that, and a finished step lets the cache be updated in place: until then its
         // memory is in use.
         if Stream::current()?.device() == Device::Cpu {
             token.eval()?;
         }
-        self.next = if self.remaining > 0 {
-            Some(self.advance(token)?)
-        } else {
-            None
-        };
+        async_eval(&self.next)?;
         let id: i32 = token.item()?;
         self.given += 1;
         if self.given.is_multiple_of(CLEAR_CACHE_EVERY) {

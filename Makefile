@@ -23,6 +23,7 @@ test: setup
 	@model=$$(scripts/smollm2.sh) && export MLEX_TEST_MODEL="$$model" && set -x && \
 	$(CARGO) test --workspace --lib --bins --tests --examples -- --include-ignored && \
 	$(CARGO) test --workspace --doc && \
+	$(CARGO) build --workspace --examples && \
 	scripts/examples.sh "$$model"
 
 # Also compiles the benches.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the examples that `cargo test --workspace --examples` has built. The argument is a model.
+# Runs the examples that `cargo build --workspace --examples` has built. The argument is a model.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # Where an installed MLX is linked, Cargo would name its folder to the loader; here nobody else does.

@@ -1,5 +1,7 @@
 //! Host operations: laziness, views, memory in place, failures, threads.
 
+#![allow(clippy::unwrap_used)]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -129,7 +129,11 @@ pub(crate) fn run_op_vec(
     let mut out = VectorHandle::empty();
     let status = call(out.as_mut_ptr(), stream.raw());
     check(op, status)?;
-    out.to_arrays()
+    let arrays = out.to_arrays()?;
+    arrays
+        .into_iter()
+        .map(|array| countable(op, array))
+        .collect()
 }
 
 /// Calls an mlx-c operation `f(res, args.., stream)` on the current stream: `op!(mlx_add(a, b))`.

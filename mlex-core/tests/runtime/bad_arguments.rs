@@ -21,6 +21,22 @@ pub(crate) fn refused(result: Result<Array>) {
 }
 
 #[test]
+fn shapes_with_more_elements_than_can_be_counted() {
+    // Views of one element; together they have 2^64, which MLX would count as none.
+    let one = ramp(&[1, 1, 1, 1]);
+    let tall = one.broadcast_to(&[1 << 16, 1 << 16, 1, 1]).unwrap();
+    let wide = one.broadcast_to(&[1, 1, 1 << 16, 1 << 16]).unwrap();
+    for error in [
+        tall.add(&wide).unwrap_err(),
+        tall.divmod(&wide).unwrap_err(),
+    ] {
+        let text = error.to_string();
+        assert!(text.contains("the result would have the shape"), "{text}");
+        assert!(text.contains("[65536, 65536, 65536, 65536]"), "{text}");
+    }
+}
+
+#[test]
 fn layouts_that_mlx_does_not_have() {
     let weight = ramp(&[4, 64]);
     let good = Quantized {

@@ -113,6 +113,7 @@ impl<'a> HostView<'a> {
 pub struct HostViewMut<'a> {
     pub(crate) bytes: &'a mut [u8],
     pub(crate) shape: &'a [i32],
+    pub(crate) strides: &'a [i64],
     pub(crate) dtype: Dtype,
 }
 
@@ -141,6 +142,144 @@ impl HostViewMut<'_> {
     pub fn as_mut_bytes(&mut self) -> &mut [u8] {
         self.bytes
     }
+
+    /// What has been written, to be read.
+    pub fn as_view(&self) -> HostView<'_> {
+        HostView {
+            bytes: self.bytes,
+            shape: self.shape,
+            strides: self.strides,
+            dtype: self.dtype,
+        }
+    }
+
+    /// The same view for a shorter time.
+    pub fn reborrow(&mut self) -> HostViewMut<'_> {
+        HostViewMut {
+            bytes: self.bytes,
+            shape: self.shape,
+            strides: self.strides,
+            dtype: self.dtype,
+        }
+    }
+}
+
+/// Elements that a host operation reads each time it runs without having them as an input: a
+/// weight. They are computed once, and kept as long as this.
+///
+/// An input of the graph costs something in each evaluation; a model has hundreds of weights.
+pub struct HostConstant(ffi::Pinned);
+
+impl HostConstant {
+    /// The elements of `array`, computed now.
+    ///
+    /// # Errors
+    /// When the evaluation fails.
+    #[track_caller]
+    pub fn new(array: &Array) -> Result<Self> {
+        Ok(Self(ffi::Pinned::new(array)?))
+    }
+
+    /// The elements, in row-major order.
+    pub fn view(&self) -> HostView<'_> {
+        self.0.view()
+    }
+}
+
+impl std::fmt::Debug for HostConstant {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let view = self.view();
+        write!(f, "HostConstant({:?}, {})", view.shape, view.dtype)
+    }
+}
+
+/// Memory for what a host operation computes on the way to its outputs.
+#[derive(Debug, Default)]
+pub struct HostBuffer {
+    memory: Vec<u128>,
+    shape: Vec<i32>,
+    strides: Vec<i64>,
+    dtype: Option<Dtype>,
+}
+
+impl HostBuffer {
+    /// Makes it an array of `shape` and `dtype`, of undefined content.
+    ///
+    /// # Errors
+    /// When the elements cannot be counted.
+    pub fn resize(&mut self, shape: &[i32], dtype: Dtype) -> Result<()> {
+        let bytes = byte_size(shape, dtype)?;
+        let words = bytes.div_ceil(size_of::<u128>());
+        if self.memory.len() < words {
+            self.memory.resize(words, 0);
+        }
+        if dtype == Dtype::Bool {
+            // The only type that not every bit pattern is a value of.
+            self.memory[..words].fill(0);
+        }
+        self.shape.clear();
+        self.shape.extend_from_slice(shape);
+        row_major(shape, &mut self.strides);
+        self.dtype = Some(dtype);
+        Ok(())
+    }
+
+    fn parts(&self) -> (usize, Dtype) {
+        let dtype = self.dtype.unwrap_or(Dtype::Uint8);
+        // As `resize` has counted them.
+        let count = match self.dtype {
+            Some(_) => self.shape.iter().map(|&dim| dim as usize).product(),
+            None => 0,
+        };
+        (count * dtype.size_in_bytes(), dtype)
+    }
+
+    /// What is in it.
+    pub fn view(&self) -> HostView<'_> {
+        let (bytes, dtype) = self.parts();
+        HostView {
+            bytes: &ffi::words_as_bytes(&self.memory)[..bytes],
+            shape: &self.shape,
+            strides: &self.strides,
+            dtype,
+        }
+    }
+
+    /// What is in it, to be written.
+    pub fn view_mut(&mut self) -> HostViewMut<'_> {
+        let (bytes, dtype) = self.parts();
+        HostViewMut {
+            bytes: &mut ffi::words_as_bytes_mut(&mut self.memory)[..bytes],
+            shape: &self.shape,
+            strides: &self.strides,
+            dtype,
+        }
+    }
+}
+
+/// The strides of an array without gaps.
+pub(crate) fn row_major(shape: &[i32], strides: &mut Vec<i64>) {
+    strides.clear();
+    strides.resize(shape.len(), 1);
+    for axis in (1..shape.len()).rev() {
+        strides[axis - 1] = strides[axis] * i64::from(shape[axis]);
+    }
+}
+
+/// The bytes of an array.
+fn byte_size(shape: &[i32], dtype: Dtype) -> Result<usize> {
+    let count = shape.iter().try_fold(dtype.size_in_bytes(), |bytes, &dim| {
+        bytes.checked_mul(usize::try_from(dim).ok()?)
+    });
+    count
+        .filter(|&bytes| isize::try_from(bytes).is_ok())
+        .ok_or_else(|| {
+            Error::new(ErrorKind::Argument {
+                argument: "shape",
+                expected: "dimensions whose product can be counted",
+                found: format!("{shape:?}"),
+            })
+        })
 }
 
 fn check(found: Dtype, expected: Dtype) -> Result<()> {

@@ -30,7 +30,7 @@ pub use compile::Compiled;
 pub use device::Device;
 pub use dtype::{Complex64, Dtype, Element};
 pub use error::{Error, ErrorKind, Result, ResultExt};
-pub use host_op::{HostOp, HostOutput, HostView, HostViewMut, host_op};
+pub use host_op::{HostBuffer, HostConstant, HostOp, HostOutput, HostView, HostViewMut, host_op};
 pub use ops::random;
 pub use ops::{AttentionMask, Operand, QuantizationMode, Quantized, QuantizedWeight, Rope};
 pub use stream::Stream;

@@ -9,7 +9,8 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use mlex_kernels::{
-    Level, Linear, Mode, Precision, QuantizedWeight, Scales, linear, quantized_matmul, threads,
+    Activation, Level, Linear, Mode, Precision, Projection, QuantizedWeight, Scales, linear,
+    project, project_gated, quantized_matmul, threads,
 };
 
 /// The median time of a call, in seconds.
@@ -107,6 +108,48 @@ impl Weights {
     }
 }
 
+/// The products of one decode step of SmolLM2-135M, in their order: 30 layers and the head.
+fn step(filter: &str) {
+    let layers = 30;
+    let bytes = |n: usize, k: usize| n * k / 2 * layers;
+    let weights = |n, k| Weights::new(4, 32, n, k, bytes(n, k));
+    let (q, k, v, o) = (
+        weights(576, 576),
+        weights(192, 576),
+        weights(192, 576),
+        weights(576, 576),
+    );
+    let (gate, up, down) = (weights(1536, 576), weights(1536, 576), weights(576, 1536));
+    let head = Weights::new(8, 32, 49152, 576, 0);
+    let layer = [&q, &k, &v, &o, &gate, &up, &down];
+    let size = |w: &Weights| w.copy(0).size_in_bytes();
+    let total = layer.into_iter().map(size).sum::<usize>() * layers + size(&head);
+    let (x, mut hidden) = (noise(576), noise(1536));
+    let mut y = [vec![0.0; 576], vec![0.0; 192], vec![0.0; 192]];
+    let (mut out, mut logits) = (vec![0.0; 576], vec![0.0; 49152]);
+    let of = |w| Projection::Quantized(w, None);
+    row(filter, "smollm2 decode step", total as f64, "GB/s", || {
+        for i in 0..layers {
+            let [a, b, c] = &mut y;
+            let weights = [of(q.copy(i)), of(k.copy(i)), of(v.copy(i))];
+            project(&mut [a, b, c], &x, &weights, Precision::F32).expect("lengths match");
+            project(&mut [&mut out], &x, &[of(o.copy(i))], Precision::F32).expect("lengths match");
+            let gates = [&of(gate.copy(i)), &of(up.copy(i))];
+            project_gated(&mut hidden, &x, gates, Activation::Silu, Precision::F32)
+                .expect("lengths match");
+            project(
+                &mut [&mut out],
+                &hidden,
+                &[of(down.copy(i))],
+                Precision::F32,
+            )
+            .expect("lengths match");
+        }
+        project(&mut [&mut logits], &x, &[of(head.copy(0))], Precision::F32)
+            .expect("lengths match");
+    });
+}
+
 fn main() {
     let filter = std::env::args()
         .skip(1)
@@ -141,6 +184,8 @@ fn main() {
     row(&filter, "empty job (million / s)", 1e3, "M/s", || {
         threads::parallel_for(2, |_| {});
     });
+
+    step(&filter);
 
     for (name, bits, group, n, k) in [
         ("smollm2 up 4 bit", 4, 32, 1536, 576),

@@ -17,6 +17,16 @@ pub enum Activation {
     Gelu,
 }
 
+impl Activation {
+    pub(crate) fn gate(self) -> Gate {
+        match self {
+            Self::Silu => Gate::Silu,
+            Self::GeluTanh => Gate::GeluTanh,
+            Self::Gelu => Gate::Gelu,
+        }
+    }
+}
+
 /// Elements that one task takes.
 const TASK: usize = 8192;
 
@@ -33,11 +43,7 @@ pub fn gated<T: Element>(
 ) -> Result<()> {
     check_len("gated: gate", out.len(), gate.len())?;
     check_len("gated: up", out.len(), up.len())?;
-    let function = match activation {
-        Activation::Silu => Gate::Silu,
-        Activation::GeluTanh => Gate::GeluTanh,
-        Activation::Gelu => Gate::Gelu,
-    };
+    let function = activation.gate();
     let level = Level::current();
     parallel_chunks(out, TASK, |first, out| {
         let range = first..first + out.len();

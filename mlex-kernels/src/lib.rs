@@ -3,7 +3,9 @@
 //! * [`quantized_matmul`], [`gather_quantized_matmul`] and [`linear`]: activations times
 //!   weights, in every layout that MLX writes.
 //! * [`attention`]: prefill and decode, with grouped heads, masks and sinks.
-//! * [`rms_norm`], [`layer_norm`], [`rope`], [`gated`].
+//! * [`project`] and [`project_gated`]: several of them for the same activations.
+//! * [`take_rows`] and [`argmax`]: where a token becomes an embedding, and logits a token.
+//! * [`rms_norm`], [`add_rms_norm`], [`layer_norm`], [`rope`], [`gated`].
 //!
 //! Elements are [`f32`], [`half::f16`] or [`half::bf16`]; sums are always in f32. The vector
 //! instructions are chosen at run time ([`Level`]), and work is spread over one pool of
@@ -11,6 +13,7 @@
 
 mod activation;
 mod attention;
+mod choose;
 mod element;
 mod error;
 mod matmul;
@@ -21,12 +24,13 @@ pub mod threads;
 
 pub use activation::{Activation, gated};
 pub use attention::{AttentionOptions, AttentionShape, Heads, Mask, OutputOrder, attention};
+pub use choose::{argmax, take_rows};
 pub use element::{Element, Floats};
 pub use error::{KernelError, Result};
 pub use matmul::{
-    Linear, Mode, Precision, QuantizedWeight, Scales, gather_quantized_matmul, linear,
-    quantized_matmul,
+    Linear, Mode, Precision, Projection, QuantizedWeight, Scales, gather_quantized_matmul, linear,
+    project, project_gated, quantized_matmul,
 };
-pub use norm::{layer_norm, rms_norm};
+pub use norm::{add_rms_norm, layer_norm, rms_norm};
 pub use rope::{Frequencies, RopeOptions, rope};
 pub use simd::Level;

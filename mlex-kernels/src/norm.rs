@@ -2,8 +2,8 @@
 
 use crate::error::{check, check_len};
 use crate::simd::Level;
-use crate::simd::elementwise::Norm;
-use crate::threads::parallel_chunks;
+use crate::simd::elementwise::{Add, Norm};
+use crate::threads::{Rows, parallel_chunks, parallel_for};
 use crate::{Element, Floats, Result};
 
 /// `out = x / sqrt(mean(x^2) + eps) * weight` for each row of `size` elements.
@@ -41,6 +41,59 @@ pub fn layer_norm<T: Element>(
     norm(out, x, size, [weight, bias], eps, true)
 }
 
+/// `sum = x + residual_scale * residual`, and the [`rms_norm`] of each row of it: the step
+/// between two layers of a residual stream. Products and sums are rounded to the element type.
+///
+/// # Errors
+/// When the slices differ in length, or as [`rms_norm`].
+pub fn add_rms_norm<T: Element>(
+    [sum, normed]: [&mut [T]; 2],
+    [x, residual]: [&[T]; 2],
+    residual_scale: f32,
+    size: usize,
+    weight: Floats<'_>,
+    eps: f32,
+) -> Result<()> {
+    check_len("add_rms_norm: residual", x.len(), residual.len())?;
+    check_len("add_rms_norm: sum", x.len(), sum.len())?;
+    check_len("add_rms_norm: normed", x.len(), normed.len())?;
+    check_rows(x.len(), size)?;
+    check_len("norm: weight or bias", size, weight.len())?;
+    if x.is_empty() {
+        return Ok(());
+    }
+    let level = Level::current();
+    let weight = weight.widened();
+    let rows = TASK.div_ceil(size);
+    let (count, sums, normeds) = (
+        x.len() / size,
+        Rows::new(sum, size),
+        Rows::new(normed, size),
+    );
+    parallel_for(count.div_ceil(rows), |task| {
+        for row in task * rows..((task + 1) * rows).min(count) {
+            let range = row * size..(row + 1) * size;
+            let (sum, normed) = (sums.take(row), normeds.take(row));
+            level.dispatch(Add {
+                x: &x[range.clone()],
+                residual: &residual[range],
+                factor: residual_scale,
+                sum,
+            });
+            level.dispatch(Norm {
+                x: sum,
+                out: normed,
+                size,
+                weight: &weight,
+                bias: &[],
+                eps,
+                centered: false,
+            });
+        }
+    });
+    Ok(())
+}
+
 /// Elements that one task takes at least.
 const TASK: usize = 8192;
 
@@ -53,12 +106,7 @@ fn norm<T: Element>(
     centered: bool,
 ) -> Result<()> {
     check_len("norm: out", x.len(), out.len())?;
-    let whole = if size == 0 {
-        x.is_empty()
-    } else {
-        x.len().is_multiple_of(size)
-    };
-    check(whole, "norm: x", "whole rows", x.len())?;
+    check_rows(x.len(), size)?;
     for floats in [&weight, &bias].into_iter().flatten() {
         check_len("norm: weight or bias", size, floats.len())?;
     }
@@ -84,4 +132,13 @@ fn norm<T: Element>(
         });
     });
     Ok(())
+}
+
+fn check_rows(length: usize, size: usize) -> Result<()> {
+    let whole = if size == 0 {
+        length == 0
+    } else {
+        length.is_multiple_of(size)
+    };
+    check(whole, "norm: x", "whole rows", length)
 }

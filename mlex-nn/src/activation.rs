@@ -2,6 +2,7 @@
 
 use mlex_core::Array;
 
+use crate::host::{Sequence, Value};
 use crate::{Linear, Result, Weights, host};
 
 /// `x * sigmoid(x)`.
@@ -124,12 +125,24 @@ impl GatedMlp {
     /// # Errors
     /// When the shapes do not fit.
     pub fn forward(&self, x: &Array) -> Result<Array> {
-        let (gate, up) = (self.gate_proj.parts(), self.up_proj.parts());
+        let (gate, up) = (self.gate_proj.weight(), self.up_proj.weight());
         if let Some(inner) = host::gated_linear(x, self.activation, gate, up)? {
             return self.down_proj.forward(&inner);
         }
         let gate = self.gate_proj.forward(x)?;
         let up = self.up_proj.forward(x)?;
         self.down_proj.forward(&self.activation.gated(&gate, &up)?)
+    }
+
+    /// The same as steps of `sequence`; none where there is no kernel for one.
+    ///
+    /// # Errors
+    /// When the weights cannot be read.
+    pub fn record(&self, sequence: &mut Sequence, x: Value) -> Result<Option<Value>> {
+        let (gate, up) = (self.gate_proj.weight(), self.up_proj.weight());
+        match host::record_gated(sequence, x, self.activation, gate, up)? {
+            Some(inner) => self.down_proj.record(sequence, inner),
+            None => Ok(None),
+        }
     }
 }

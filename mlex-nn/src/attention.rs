@@ -3,7 +3,7 @@
 use mlex_core::{Array, AttentionMask};
 
 use crate::cache::{KvCache, Mask};
-use crate::host::{self, Attend};
+use crate::host::{self, Attend, CacheUpdate, Sequence, Value};
 use crate::{Error, Linear, Result, RmsNorm, Rope, Weights};
 
 /// The settings of a [`SelfAttention`].
@@ -100,16 +100,7 @@ impl SelfAttention {
     /// When the shapes do not fit.
     pub fn forward(&self, x: &Array, mask: &Mask, cache: &mut KvCache) -> Result<Array> {
         let [queries, keys, values] = self.project(x)?;
-        let layer = Attend {
-            num_heads: self.num_heads,
-            num_kv_heads: self.num_kv_heads,
-            scale: self.scale,
-            rope: self.rope.as_ref().and_then(Rope::kernel),
-            norms: self.norms(),
-        };
-        // Without a kernel for its rope (a scaled one) a layer is not done in one piece.
-        let whole = self.rope.is_none() || layer.rope.is_some();
-        if whole {
+        if let Some(layer) = self.attend() {
             let projected = [&queries, &keys, &values];
             if let Some(output) = host::attend(&layer, projected, mask.as_attention(), cache)? {
                 return self.o_proj.forward(&output);
@@ -135,22 +126,65 @@ impl SelfAttention {
         self.o_proj.forward(&output)
     }
 
+    /// The same as steps of `sequence`; none where there is no kernel for one. The cache changes
+    /// when the [`CacheUpdate`] is applied, after the sequence is finished.
+    ///
+    /// # Errors
+    /// When the weights cannot be read or the shapes do not fit.
+    pub fn record(
+        &self,
+        sequence: &mut Sequence,
+        x: Value,
+        mask: &Mask,
+        cache: &KvCache,
+    ) -> Result<Option<(Value, CacheUpdate)>> {
+        let Some(layer) = self.attend() else {
+            return Ok(None);
+        };
+        let weights = self.projections().map(Linear::weight);
+        let projected = host::record_linear(sequence, x, &weights)?;
+        let Some(Ok(projected)) = projected.map(<[Value; 3]>::try_from) else {
+            return Ok(None);
+        };
+        let mask = mask.as_attention();
+        let Some((output, update)) = host::record_attend(sequence, &layer, projected, mask, cache)?
+        else {
+            return Ok(None);
+        };
+        let output = self.o_proj.record(sequence, output)?;
+        Ok(output.map(|output| (output, update)))
+    }
+
+    fn projections(&self) -> [&Linear; 3] {
+        [&self.q_proj, &self.k_proj, &self.v_proj]
+    }
+
+    /// What the kernels need to do all between the projections in one piece. None for a rope
+    /// (a scaled one) that they do not have.
+    fn attend(&self) -> Option<Attend<'_>> {
+        let rope = match &self.rope {
+            Some(rope) => Some(rope.kernel()?),
+            None => None,
+        };
+        let norms = self.q_norm.as_ref().zip(self.k_norm.as_ref());
+        Some(Attend {
+            num_heads: self.num_heads,
+            num_kv_heads: self.num_kv_heads,
+            scale: self.scale,
+            rope,
+            norms: norms.map(|(q, k)| [q.parameters(), k.parameters()]),
+        })
+    }
+
     /// Queries `[B, L, H * D]`, keys and values `[B, L, H_kv * D]`.
     fn project(&self, x: &Array) -> Result<[Array; 3]> {
-        let projections = [&self.q_proj, &self.k_proj, &self.v_proj];
-        let outputs = host::linear_many(x, &projections.map(Linear::parts))?;
+        let projections = self.projections();
+        let outputs = host::linear_many(x, &projections.map(Linear::weight))?;
         if let Some(Ok(outputs)) = outputs.map(<[Array; 3]>::try_from) {
             return Ok(outputs);
         }
         let [q_proj, k_proj, v_proj] = projections;
         Ok([q_proj.forward(x)?, k_proj.forward(x)?, v_proj.forward(x)?])
-    }
-
-    /// The weights of the norms of queries and keys, and their epsilon.
-    fn norms(&self) -> Option<(&Array, &Array, f32)> {
-        let (queries, eps) = self.q_norm.as_ref()?.parameters();
-        let (keys, _) = self.k_norm.as_ref()?.parameters();
-        Some((queries, keys, eps))
     }
 
     /// `[B, L, heads * D]` to `[B, heads, L, D]`, normalized per head.

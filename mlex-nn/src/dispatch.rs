@@ -2,7 +2,8 @@
 
 use mlex_core::{Array, Device, Dtype, QuantizedWeight, Stream};
 
-use crate::linear::Matrix;
+use crate::host::Weight;
+use crate::linear::Stored;
 use crate::{Result, host};
 
 pub use crate::host::set_kernels;
@@ -15,18 +16,30 @@ const DEQUANTIZE_ROWS: usize = 4;
 ///
 /// # Errors
 /// When the shapes do not fit.
-pub fn linear(x: &Array, matrix: &Matrix, bias: Option<&Array>) -> Result<Array> {
-    if let Some(y) = host::linear(x, (matrix, bias))? {
+pub(crate) fn linear(x: &Array, weight: Weight<'_>) -> Result<Array> {
+    if let Some(y) = host::linear(x, weight)? {
         return Ok(y);
     }
-    let y = match matrix {
-        Matrix::Dense { transposed, .. } => x.matmul(transposed)?,
-        Matrix::Quantized { weight, .. } => quantized_matmul(x, weight)?,
+    let y = match &weight.matrix.stored {
+        Stored::Dense { transposed, .. } => x.matmul(transposed)?,
+        Stored::Quantized { weight, .. } => quantized_matmul(x, weight)?,
     };
-    Ok(match bias {
-        Some(bias) => y.add(bias)?,
+    Ok(match weight.bias {
+        Some((bias, _)) => y.add(bias)?,
         None => y,
     })
+}
+
+/// The place of the largest element along the last dimension, of several the first:
+/// int32 `[..]` for `x` `[.., N]`.
+///
+/// # Errors
+/// When `x` has no dimension or no elements.
+pub fn argmax(x: &Array) -> Result<Array> {
+    match host::argmax(x)? {
+        Some(y) => Ok(y),
+        None => Ok(x.argmax(-1, false)?.as_type(Dtype::Int32)?),
+    }
 }
 
 /// `x` `[.., K]` times a quantized weight `[N, K]`, transposed, by MLX: `[.., N]`.

@@ -3,7 +3,7 @@
 use mlex_core::Array;
 
 use crate::linear::Matrix;
-use crate::{Result, Weights};
+use crate::{Result, Sequence, Value, Weights, host};
 
 /// A table with one row per token.
 #[derive(Clone, Debug)]
@@ -28,6 +28,14 @@ impl Embedding {
     /// When the ids are not integers.
     pub fn forward(&self, ids: &Array) -> Result<Array> {
         self.weight.rows(ids)
+    }
+
+    /// The same as a step of `sequence`; none where there is no kernel for it.
+    ///
+    /// # Errors
+    /// When the table cannot be read.
+    pub fn record(&self, sequence: &mut Sequence, ids: Value) -> Result<Option<Value>> {
+        host::record_rows(sequence, ids, &self.weight)
     }
 
     /// The table as a head: `[.., D]` to logits `[.., vocab_size]`.

@@ -22,6 +22,7 @@ pub use attention::{AttentionConfig, SelfAttention};
 pub use cache::{Cache, KvCache, LayerCache, Mask, Offset};
 pub use embedding::Embedding;
 pub use error::{Error, ErrorKind, Misshapen, Mistyped, Result, WeightErrors};
+pub use host::{CacheUpdate, Sequence, Value};
 pub use linear::{Linear, Matrix};
 pub use norm::{LayerNorm, RmsNorm};
 pub use quant::QuantizationConfig;

@@ -2,13 +2,20 @@
 
 use mlex_core::{Array, Dtype, QuantizedWeight};
 
+use crate::host::{Constants, Sequence, Value, Weight};
 use crate::quant::packed_columns;
 use crate::{Result, Weights, dispatch, host};
 
 /// A matrix `[N, K]` as a checkpoint has it: dense or quantized.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum Matrix {
+pub struct Matrix {
+    pub(crate) stored: Stored,
+    pub(crate) constants: Constants,
+}
+
+/// The arrays of a matrix.
+#[derive(Clone, Debug)]
+pub(crate) enum Stored {
     /// As floating point.
     Dense {
         /// `[N, K]`.
@@ -25,6 +32,15 @@ pub enum Matrix {
     },
 }
 
+impl From<Stored> for Matrix {
+    fn from(stored: Stored) -> Self {
+        Self {
+            stored,
+            constants: Constants::default(),
+        }
+    }
+}
+
 impl Matrix {
     /// Takes `weight` `[rows, columns]`, or its packed form, from `weights`.
     ///
@@ -34,7 +50,7 @@ impl Matrix {
         let Some(layout) = weights.quantized()? else {
             let weight = weights.get_float("weight", &[rows, columns])?;
             let transposed = weight.t()?;
-            return Ok(Self::Dense { weight, transposed });
+            return Ok(Stored::Dense { weight, transposed }.into());
         };
         let (words, groups) =
             packed_columns(layout, columns).map_err(|error| error.with_layer(weights.prefix()))?;
@@ -60,7 +76,7 @@ impl Matrix {
         if weights.is_complete() {
             weight = host::narrowed(weight)?;
         }
-        Ok(Self::Quantized { weight, dtype })
+        Ok(Stored::Quantized { weight, dtype }.into())
     }
 
     /// `x` `[.., K]` times the transposed matrix: `[.., N]`.
@@ -68,7 +84,7 @@ impl Matrix {
     /// # Errors
     /// When the shapes do not fit.
     pub fn matmul(&self, x: &Array) -> Result<Array> {
-        dispatch::linear(x, self, None)
+        dispatch::linear(x, self.weight(None))
     }
 
     /// The rows that `ids` name: `[*ids.shape, K]`.
@@ -76,9 +92,9 @@ impl Matrix {
     /// # Errors
     /// When `ids` are not integers.
     pub fn rows(&self, ids: &Array) -> Result<Array> {
-        match self {
-            Self::Dense { weight, .. } => Ok(weight.take(ids, 0)?),
-            Self::Quantized { weight, dtype } => {
+        match &self.stored {
+            Stored::Dense { weight, .. } => Ok(weight.take(ids, 0)?),
+            Stored::Quantized { weight, dtype } => {
                 // MLX unpacks in the type of the scales, which may be held in a narrower one.
                 let taken = |array: &Array| {
                     let rows = array.take(ids, 0)?;
@@ -97,6 +113,34 @@ impl Matrix {
             }
         }
     }
+
+    pub(crate) fn weight<'a>(&'a self, bias: Option<(&'a Array, &'a Constants)>) -> Weight<'a> {
+        Weight { matrix: self, bias }
+    }
+
+    /// N and K.
+    pub(crate) fn rows_and_columns(&self) -> Result<(i32, i32)> {
+        Ok(match &self.stored {
+            Stored::Dense { weight, .. } => (weight.dim(0)?, weight.dim(1)?),
+            Stored::Quantized { weight, .. } => {
+                let words = i64::from(weight.weight.dim(1)?);
+                // What was packed is an i32 again.
+                let columns = words * 32 / i64::from(weight.layout.bits.max(1));
+                (weight.weight.dim(0)?, columns as i32)
+            }
+        })
+    }
+
+    /// The arrays that it consists of.
+    pub(crate) fn arrays(&self) -> impl Iterator<Item = &Array> {
+        let (weight, scales, biases) = match &self.stored {
+            Stored::Dense { weight, .. } => (weight, None, None),
+            Stored::Quantized { weight, .. } => {
+                (&weight.weight, Some(&weight.scales), weight.biases.as_ref())
+            }
+        };
+        std::iter::once(weight).chain(scales).chain(biases)
+    }
 }
 
 /// `y = x W^T + b`, the weight dense or quantized.
@@ -104,6 +148,7 @@ impl Matrix {
 pub struct Linear {
     weight: Matrix,
     bias: Option<Array>,
+    bias_constants: Constants,
 }
 
 impl Linear {
@@ -118,7 +163,11 @@ impl Linear {
         } else {
             None
         };
-        Ok(Self { weight, bias })
+        Ok(Self {
+            weight,
+            bias,
+            bias_constants: Constants::default(),
+        })
     }
 
     /// `x` `[.., input]` to `[.., output]`.
@@ -126,11 +175,22 @@ impl Linear {
     /// # Errors
     /// When the shapes do not fit.
     pub fn forward(&self, x: &Array) -> Result<Array> {
-        dispatch::linear(x, &self.weight, self.bias.as_ref())
+        dispatch::linear(x, self.weight())
+    }
+
+    /// The same as a step of `sequence`; none where there is no kernel for it.
+    ///
+    /// # Errors
+    /// When the weights cannot be read.
+    pub fn record(&self, sequence: &mut Sequence, x: Value) -> Result<Option<Value>> {
+        let outputs = host::record_linear(sequence, x, &[self.weight()])?;
+        Ok(outputs.and_then(|mut outputs| outputs.pop()))
     }
 
     /// The matrix and the bias.
-    pub(crate) fn parts(&self) -> (&Matrix, Option<&Array>) {
-        (&self.weight, self.bias.as_ref())
+    pub(crate) fn weight(&self) -> Weight<'_> {
+        let bias = self.bias.as_ref();
+        self.weight
+            .weight(bias.map(|bias| (bias, &self.bias_constants)))
     }
 }

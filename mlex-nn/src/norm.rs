@@ -2,6 +2,7 @@
 
 use mlex_core::Array;
 
+use crate::host::{Constants, Parameters, Sequence, Value};
 use crate::{Result, Weights, host};
 
 /// `x / sqrt(mean(x^2) + eps) * weight` ("Root Mean Square Layer Normalization").
@@ -9,6 +10,7 @@ use crate::{Result, Weights, host};
 pub struct RmsNorm {
     weight: Array,
     eps: f32,
+    constants: Constants,
 }
 
 impl RmsNorm {
@@ -20,6 +22,7 @@ impl RmsNorm {
         Ok(Self {
             weight: weights.get_float("weight", &[dim])?,
             eps,
+            constants: Constants::default(),
         })
     }
 
@@ -28,7 +31,7 @@ impl RmsNorm {
     /// # Errors
     /// When the shapes do not fit.
     pub fn forward(&self, x: &Array) -> Result<Array> {
-        match host::rms_norm(x, &self.weight, self.eps)? {
+        match host::rms_norm(x, self.parameters())? {
             Some(y) => Ok(y),
             None => Ok(x.rms_norm(Some(&self.weight), self.eps)?),
         }
@@ -39,7 +42,7 @@ impl RmsNorm {
     /// # Errors
     /// When the shapes do not fit.
     pub fn forward_sum(&self, x: &Array, residual: &Array) -> Result<(Array, Array)> {
-        if let Some(outputs) = host::add_rms_norm(x, residual, &self.weight, self.eps)? {
+        if let Some(outputs) = host::add_rms_norm(x, residual, self.parameters())? {
             return Ok(outputs);
         }
         let sum = x.add(residual)?;
@@ -47,9 +50,36 @@ impl RmsNorm {
         Ok((sum, normed))
     }
 
-    /// The weight and the epsilon.
-    pub(crate) fn parameters(&self) -> (&Array, f32) {
-        (&self.weight, self.eps)
+    /// [`forward`](Self::forward) as a step of `sequence`; none where there is no kernel for it.
+    ///
+    /// # Errors
+    /// When the weight cannot be read.
+    pub fn record(&self, sequence: &mut Sequence, x: Value) -> Result<Option<Value>> {
+        host::record_rms_norm(sequence, x, self.parameters())
+    }
+
+    /// `x + scale * residual` and its norm as a step of `sequence`; none where there is no kernel
+    /// for it.
+    ///
+    /// # Errors
+    /// When the weight cannot be read.
+    pub fn record_sum(
+        &self,
+        sequence: &mut Sequence,
+        x: Value,
+        residual: Value,
+        scale: f32,
+    ) -> Result<Option<(Value, Value)>> {
+        host::record_add_rms_norm(sequence, x, residual, scale, self.parameters())
+    }
+
+    pub(crate) fn parameters(&self) -> Parameters<'_> {
+        Parameters {
+            weight: &self.weight,
+            bias: None,
+            constants: &self.constants,
+            eps: self.eps,
+        }
     }
 }
 
@@ -59,6 +89,7 @@ pub struct LayerNorm {
     weight: Array,
     bias: Option<Array>,
     eps: f32,
+    constants: Constants,
 }
 
 impl LayerNorm {
@@ -75,6 +106,7 @@ impl LayerNorm {
                 None
             },
             eps,
+            constants: Constants::default(),
         })
     }
 
@@ -84,7 +116,13 @@ impl LayerNorm {
     /// When the shapes do not fit.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         let bias = self.bias.as_ref();
-        match host::layer_norm(x, &self.weight, bias, self.eps)? {
+        let parameters = Parameters {
+            weight: &self.weight,
+            bias,
+            constants: &self.constants,
+            eps: self.eps,
+        };
+        match host::layer_norm(x, parameters)? {
             Some(y) => Ok(y),
             None => Ok(x.layer_norm(Some(&self.weight), bias, self.eps)?),
         }

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use mlex_sys::{mlx_host_output, mlx_host_output_, mlx_host_view};
 
-use super::{VectorHandle, c_string, check, lock};
+use super::{VectorHandle, c_string, check, lock, try_lock};
 use crate::dtype::Element;
-use crate::host_op::{HostOp, HostOutput, HostView, HostViewMut};
+use crate::host_op::{HostOp, HostOutput, HostView, HostViewMut, row_major};
 use crate::{Array, Dtype, Error, ErrorKind, Result, Stream};
 
 thread_local! {
@@ -20,6 +20,7 @@ thread_local! {
 
 /// Returns, once, what a host operation has failed with that this thread has evaluated.
 pub(crate) fn check_failures() -> Result<()> {
+    drop_retired();
     // While the thread ends there is nobody left to tell.
     FAILURES
         .try_with(|failures| failures.check())
@@ -220,8 +221,9 @@ unsafe fn input_view<'a>(view: &'a mlx_host_view, given_away: bool) -> HostView<
 /// # Safety
 /// `view` describes memory that nothing else reads or writes during `'a`.
 unsafe fn output_view<'a>(view: &'a mlx_host_view) -> HostViewMut<'a> {
-    // SAFETY: the shape has that many entries, and lives as long as the view.
-    let shape = unsafe { parts(view.shape, view.ndim) };
+    // SAFETY: shape and strides have that many entries, and live as long as the view.
+    let (shape, strides) =
+        unsafe { (parts(view.shape, view.ndim), parts(view.strides, view.ndim)) };
     let dtype = Dtype::from_raw(view.dtype);
     let bytes = if view.size == 0 {
         &mut []
@@ -234,8 +236,96 @@ unsafe fn output_view<'a>(view: &'a mlx_host_view) -> HostViewMut<'a> {
     HostViewMut {
         bytes,
         shape,
+        strides,
         dtype,
     }
+}
+
+/// The memory of an evaluated array, and the array, which keeps it.
+pub(crate) struct Pinned {
+    data: *const u8,
+    bytes: usize,
+    strides: Vec<i64>,
+    /// Only for its shape and dtype, which never change, and to be dropped. Always there.
+    array: Option<Array>,
+}
+
+/// Arrays of operations that ended on a stream's thread.
+static RETIRED: Mutex<Vec<Array>> = Mutex::new(Vec::new());
+
+/// Drops what could not be dropped where its use ended.
+fn drop_retired() {
+    let retired = std::mem::take(&mut *RETIRED.lock().unwrap_or_else(PoisonError::into_inner));
+    drop(retired);
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        let Some(array) = self.array.take() else {
+            return;
+        };
+        // The last use may end on a stream's thread, for which a thread that holds MLX waits.
+        match try_lock() {
+            Some(_guard) => drop(array),
+            None => RETIRED
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(array),
+        }
+    }
+}
+
+// SAFETY: the memory is that of an evaluated array: nothing writes to it while the array is
+// referred to, and it may be read from any thread. `array` itself is `Send`; of it, only shape
+// and dtype are read, which MLX never changes.
+unsafe impl Sync for Pinned {}
+// SAFETY: as above.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    /// The elements of `array` in row-major order, computed now.
+    #[track_caller]
+    pub(crate) fn new(array: &Array) -> Result<Self> {
+        let array = match array.as_bytes() {
+            Ok(_) => array.clone(),
+            Err(error) if matches!(error.kind(), ErrorKind::NotContiguous) => array.contiguous()?,
+            Err(error) => return Err(error),
+        };
+        let bytes = array.as_bytes()?;
+        let (data, bytes) = (bytes.as_ptr(), bytes.len());
+        let mut strides = Vec::new();
+        row_major(array.shape(), &mut strides);
+        Ok(Self {
+            data,
+            bytes,
+            strides,
+            array: Some(array),
+        })
+    }
+
+    pub(crate) fn view(&self) -> HostView<'_> {
+        let array = self.array.as_ref();
+        HostView {
+            // SAFETY: the bytes of `array`, which is borrowed with `self`; the memory of an
+            // array that is referred to twice at least while it is used is never given away.
+            bytes: unsafe { parts(self.data, self.bytes) },
+            shape: array.map_or(&[], Array::shape),
+            strides: &self.strides,
+            dtype: array.map_or(Dtype::Uint8, Array::dtype),
+        }
+    }
+}
+
+/// The bytes of words, which are aligned for every element type.
+pub(crate) fn words_as_bytes(words: &[u128]) -> &[u8] {
+    // SAFETY: words have no padding, and any byte is a `u8`.
+    unsafe { slice::from_raw_parts(words.as_ptr().cast(), size_of_val(words)) }
+}
+
+/// As [`words_as_bytes`], to be written.
+pub(crate) fn words_as_bytes_mut(words: &mut [u128]) -> &mut [u8] {
+    // SAFETY: as above, and any bytes are a word.
+    unsafe { slice::from_raw_parts_mut(words.as_mut_ptr().cast(), size_of_val(words)) }
 }
 
 /// A slice whose pointer may be null when it is empty.

@@ -20,7 +20,7 @@ pub(crate) mod mapped_file;
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::os::raw::c_int;
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError, TryLockError};
 
 use mlex_sys::{mlx_array, mlx_stream};
 
@@ -31,7 +31,9 @@ pub(crate) use data::{array_from_bytes, array_from_slice, bytes_of, dtype_of, sh
 pub(crate) use handle::{
     ArrayHandle, DeviceHandle, StreamHandle, StringHandle, VectorHandle, c_string,
 };
-pub(crate) use host::{check_failures, host_op, host_slice, host_slice_mut};
+pub(crate) use host::{
+    Pinned, check_failures, host_op, host_slice, host_slice_mut, words_as_bytes, words_as_bytes_mut,
+};
 
 static LOCK: Mutex<()> = Mutex::new(());
 
@@ -60,6 +62,23 @@ pub(crate) fn lock() -> MlxGuard {
         _outermost: outermost,
         _not_send: PhantomData,
     }
+}
+
+/// As [`lock`], unless another thread holds MLX, perhaps for as long as an evaluation takes.
+pub(crate) fn try_lock() -> Option<MlxGuard> {
+    if DEPTH.get() > 0 {
+        return Some(lock());
+    }
+    let outermost = match LOCK.try_lock() {
+        Ok(guard) => guard,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => return None,
+    };
+    DEPTH.set(1);
+    Some(MlxGuard {
+        _outermost: Some(outermost),
+        _not_send: PhantomData,
+    })
 }
 
 impl Drop for MlxGuard {

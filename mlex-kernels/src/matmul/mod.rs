@@ -3,18 +3,22 @@
 
 mod dense;
 mod engine;
+mod few;
+mod project;
 mod quantized;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use dense::{Linear, linear};
+pub use project::{Projection, project, project_gated};
 pub use quantized::{Mode, QuantizedWeight, Scales, gather_quantized_matmul, quantized_matmul};
 
 use crate::Element;
+use crate::simd::elementwise::{Gate, NarrowGated};
 use crate::simd::rows::{MAX_ROWS, Narrow, Widen};
 use crate::simd::{Level, scratch};
-use crate::threads::{RowBlock, Tile, parallel_blocks, parallel_chunks, threads};
+use crate::threads::{RowBlock, parallel_blocks, parallel_chunks, threads};
 use engine::Engine;
 
 /// How exact a product of many rows is. (Few rows are bound by reading the weights, and always
@@ -40,48 +44,23 @@ struct Block {
 /// The most rows that share an unpacked panel.
 const MAX_BLOCK_ROWS: usize = 1024;
 
-/// Bytes of weights that one task of a product of few rows reads, about.
-const FEW_ROWS_TASK: usize = 32 << 10;
-
-/// The most columns of such a task.
-const MAX_FEW_COLUMNS: usize = 256;
-
 /// Whether rows are so few that weights are best read straight from their packed form.
 fn is_few(block: &Block) -> bool {
     block.rows.len() <= MAX_ROWS
 }
 
-/// Columns of a task over few rows, when a row of weights has `row_bytes`.
-fn few_columns(row_bytes: usize, n: usize) -> usize {
-    let by_size = (FEW_ROWS_TASK / row_bytes.max(1)).max(8);
-    let by_threads = n.div_ceil(4 * threads());
-    by_size
-        .min(by_threads)
-        .next_multiple_of(8)
-        .clamp(8, MAX_FEW_COLUMNS)
+/// What becomes of the products of many rows.
+struct Finish<'a, E> {
+    /// Added to them, if not empty.
+    bias: &'a [f32],
+    /// Another matrix, its bias, and what becomes of the first product: `gate(first) * second`.
+    second: Option<(&'a E, &'a [f32], Gate)>,
 }
 
-/// Writes a tile of few rows: `product(rows, first column, count, out, stride)` computes it.
-fn few<T: Element>(
-    level: Level,
-    mut tile: Tile<'_, T>,
-    bias: &[f32],
-    product: impl FnOnce(Range<usize>, usize, usize, &mut [f32], usize),
-) {
-    let mut out = [0.0; MAX_ROWS * MAX_FEW_COLUMNS];
-    let (row, column, columns) = (tile.row, tile.column, tile.columns);
-    product(row..row + tile.rows, column, columns, &mut out, columns);
-    let bias = if bias.is_empty() {
-        bias
-    } else {
-        &bias[column..column + columns]
-    };
-    for (i, from) in out.chunks_exact(columns).enumerate().take(tile.rows) {
-        level.dispatch(Narrow {
-            from,
-            bias,
-            to: tile.row_mut(i),
-        });
+impl<'a, E> Finish<'a, E> {
+    /// The products, plus a bias if it is not empty.
+    fn plain(bias: &'a [f32]) -> Self {
+        Self { bias, second: None }
     }
 }
 
@@ -91,14 +70,14 @@ fn few<T: Element>(
     clippy::too_many_arguments,
     reason = "two matrices, their sizes, and how"
 )]
-fn many<T: Element>(
+fn many<T: Element, E: Engine>(
     level: Level,
-    engine: &impl Engine,
+    engine: &E,
     x: &[T],
     y: &mut [T],
     k: usize,
     n: usize,
-    bias: &[f32],
+    finish: &Finish<'_, E>,
     blocks: &[Block],
 ) -> bool {
     let mut tiles: Vec<Range<usize>> = Vec::new();
@@ -153,32 +132,49 @@ fn many<T: Element>(
             .collect();
         parallel_blocks(y, n, &row_blocks, |mut tile| {
             let (block, first_tile) = &pieces[tile.plane];
-            scratch::with(1, |[panel, c, ..]| {
+            scratch::with(1, |[panel, c, more, _]| {
                 let panel = panel.floats(engine.panel_len());
-                let c = c.floats(tile.rows * columns);
-                for chunk in 0..engine.chunks() {
-                    engine.fill_panel(block.expert, tile.column, tile.columns, chunk, panel);
-                    let mut done = 0;
-                    for at in *first_tile.. {
-                        let rows = tiles[at].len();
-                        let packed = &packed[at * length..][..length];
-                        engine.multiply(rows, packed, panel, chunk, &mut c[done * columns..]);
-                        done += rows;
-                        if done >= tile.rows {
-                            break;
+                let mut product = |engine: &E, c: &mut [f32]| {
+                    for chunk in 0..engine.chunks() {
+                        engine.fill_panel(block.expert, tile.column, tile.columns, chunk, panel);
+                        let mut done = 0;
+                        for at in *first_tile.. {
+                            let rows = tiles[at].len();
+                            let packed = &packed[at * length..][..length];
+                            engine.multiply(rows, packed, panel, chunk, &mut c[done * columns..]);
+                            done += rows;
+                            if done >= tile.rows {
+                                break;
+                            }
                         }
                     }
-                }
-                let (first, width) = (tile.column, tile.columns);
-                let bias = if bias.is_empty() {
-                    bias
-                } else {
-                    &bias[first..first + width]
                 };
-                for (i, from) in c.chunks_exact(columns).enumerate().take(tile.rows) {
-                    level.dispatch(Narrow {
-                        from,
-                        bias,
+                let c = c.floats(tile.rows * columns);
+                product(engine, c);
+                let (first, width) = (tile.column, tile.columns);
+                let part = |bias: &'_ [f32]| match bias {
+                    [] => 0..0,
+                    _ => first..first + width,
+                };
+                let rows = c.chunks_exact(columns).enumerate().take(tile.rows);
+                let Some((second, up_bias, function)) = finish.second else {
+                    for (i, from) in rows {
+                        level.dispatch(Narrow {
+                            from,
+                            bias: &finish.bias[part(finish.bias)],
+                            to: tile.row_mut(i),
+                        });
+                    }
+                    return;
+                };
+                let more = more.floats(tile.rows * columns);
+                product(second, more);
+                for ((i, gate), up) in rows.zip(more.chunks_exact(columns)) {
+                    level.dispatch(NarrowGated {
+                        gate,
+                        up,
+                        biases: [&finish.bias[part(finish.bias)], &up_bias[part(up_bias)]],
+                        function,
                         to: tile.row_mut(i),
                     });
                 }

@@ -1,19 +1,18 @@
 //! Quantized matrix products, for every layout that MLX writes.
 
-use std::ops::Range;
-
 use super::engine::F32Engine;
 #[cfg(target_arch = "x86_64")]
 use super::engine::{Bf16Engine, Brain, DotEngine};
-use super::{Block, Precision, few, few_columns, is_few, many};
+use super::few::{self, Operand, Part, Side};
+use super::{Block, Finish, Precision, is_few, many};
 use crate::error::{check, check_len, product};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::Kind;
 use crate::simd::Level;
-use crate::simd::rows::{QuantizedRows, Source, Widen};
-use crate::simd::scratch::{self, as_bytes};
+use crate::simd::elementwise::Gate;
+use crate::simd::rows::Source;
+use crate::simd::scratch::as_bytes;
 use crate::simd::weights::{Code, ScaleType, Weights};
-use crate::threads::{RowBlock, parallel_blocks};
 use crate::{Element, Floats, KernelError, Result};
 
 /// How weights are quantized, by MLX's names.
@@ -197,8 +196,13 @@ impl<'a> QuantizedWeight<'a> {
             }
     }
 
+    /// The rows of each expert.
+    fn all_weights(&self) -> Vec<Weights<'a>> {
+        (0..self.experts).map(|i| self.weights(i)).collect()
+    }
+
     /// The rows of one expert.
-    fn weights(&self, expert: usize) -> Weights<'a> {
+    pub(crate) fn weights(&self, expert: usize) -> Weights<'a> {
         let rows = expert * self.n..(expert + 1) * self.n;
         let groups = self.k / self.mode.group_size();
         let row_bytes = self.k * self.mode.bits() / 8;
@@ -268,7 +272,7 @@ pub fn quantized_matmul<T: Element>(
             expert: 0,
         }]
     };
-    run(y, x, w, precision, &blocks);
+    run(y, x, w, precision, &blocks, Then::default());
     Ok(())
 }
 
@@ -308,7 +312,14 @@ pub fn gather_quantized_matmul<T: Element>(
         )?;
     }
     if experts.is_sorted() {
-        run(y, x, w, precision, &blocks_of(experts.iter().copied()));
+        run(
+            y,
+            x,
+            w,
+            precision,
+            &blocks_of(experts.iter().copied()),
+            Then::default(),
+        );
         return Ok(());
     }
     let mut order: Vec<usize> = (0..rows).collect();
@@ -320,7 +331,7 @@ pub fn gather_quantized_matmul<T: Element>(
         .copied()
         .collect();
     let mut out = vec![T::from_f32(0.0); y.len()];
-    run(&mut out, &sorted, w, precision, &blocks);
+    run(&mut out, &sorted, w, precision, &blocks, Then::default());
     for (i, &row) in order.iter().enumerate() {
         y[row * w.n..][..w.n].copy_from_slice(&out[i * w.n..][..w.n]);
     }
@@ -356,12 +367,38 @@ pub(super) fn rows_of(what: &'static str, x: usize, k: usize, y: usize, n: usize
     Ok(rows)
 }
 
-fn run<T: Element>(
+/// What becomes of the products of many rows.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Then<'a> {
+    /// Added, if not empty.
+    pub(super) bias: &'a [f32],
+    /// A matrix of the same mode and size, its bias, and the function in
+    /// `function(first) * second`.
+    pub(super) gates: Option<(&'a QuantizedWeight<'a>, &'a [f32], Gate)>,
+}
+
+impl<'a> Then<'a> {
+    fn up(&self) -> Option<&'a QuantizedWeight<'a>> {
+        self.gates.map(|(up, _, _)| up)
+    }
+
+    fn finish<E>(&self, engine: Option<&'a E>) -> Finish<'a, E> {
+        let gates = engine.zip(self.gates);
+        Finish {
+            bias: self.bias,
+            second: gates.map(|(engine, (_, bias, gate))| (engine, bias, gate)),
+        }
+    }
+}
+
+/// The products of blocks of rows, and for those of many rows what comes then.
+pub(super) fn run<T: Element>(
     y: &mut [T],
     x: &[T],
     w: &QuantizedWeight<'_>,
     precision: Precision,
     blocks: &[Block],
+    then: Then<'_>,
 ) {
     if y.is_empty() {
         return;
@@ -376,7 +413,7 @@ fn run<T: Element>(
         run_few(level, y, x, w, &few);
     }
     if !many.is_empty() {
-        run_many(level, y, x, w, precision, &many);
+        run_many(level, y, x, w, precision, &many, then);
     }
 }
 
@@ -398,6 +435,7 @@ fn brain_wins(w: &QuantizedWeight<'_>, blocks: &[Block]) -> bool {
     w.mode == Mode::Mxfp8 || (w.mode.group_size() < 64 && rows >= 96)
 }
 
+/// Blocks of few rows, each of an expert of its own.
 fn run_few<T: Element>(
     level: Level,
     y: &mut [T],
@@ -405,81 +443,50 @@ fn run_few<T: Element>(
     w: &QuantizedWeight<'_>,
     blocks: &[Block],
 ) {
-    let like = w.weights(0);
-    let bytes = like.row_bytes() + like.groups() * like.scale_type.size() * 2;
-    let tile_columns = few_columns(bytes, w.n);
-    let row_blocks: Vec<_> = blocks
-        .iter()
-        .map(|b| RowBlock {
-            rows: b.rows.clone(),
-            tile_columns,
-        })
-        .collect();
-    // The rows of all blocks, one after another, in f32.
-    let starts: Vec<usize> = blocks
-        .iter()
-        .scan(0, |next, b| {
-            let start = *next;
-            *next += b.rows.len();
-            Some(start)
-        })
-        .collect();
-    let rows: usize = blocks.iter().map(|b| b.rows.len()).sum();
-    scratch::with(0, |[wide, first, second, third]| {
-        let x = {
-            let wide = &mut wide.floats(rows * w.k)[..rows * w.k];
-            for (b, start) in blocks.iter().zip(&starts) {
-                let to = &mut wide[start * w.k..][..b.rows.len() * w.k];
-                level.dispatch(Widen {
-                    from: &x[b.rows.start * w.k..b.rows.end * w.k],
-                    to,
-                });
-            }
-            &*wide
-        };
-        let local = |tile_rows: Range<usize>, block: usize| {
-            let start = starts[block];
-            start..start + tile_rows.len()
-        };
-        #[cfg(target_arch = "x86_64")]
-        if uses_dot(level, w) {
-            use crate::simd::dot::{Activations, matvec};
-            if let Some(digits) = Activations::new(x, &like, first, second, third) {
-                parallel_blocks(y, w.n, &row_blocks, |tile| {
-                    let block = tile.plane;
-                    few(level, tile, &[], |rows, column, count, out, stride| {
-                        let digits = digits.rows(local(rows, block));
-                        let w = w.weights(blocks[block].expert);
-                        matvec(&w, &digits, column, count, out, stride);
-                    });
-                });
-                return;
-            }
-        }
-        let _ = (&second, &third);
-        let groups = like.groups();
-        let sums = &mut first.floats(rows * groups)[..rows * groups];
-        for (sum, x) in sums.iter_mut().zip(x.chunks_exact(like.group)) {
-            *sum = x.iter().sum();
-        }
-        let sums = &*sums;
-        parallel_blocks(y, w.n, &row_blocks, |tile| {
-            let block = tile.plane;
-            few(level, tile, &[], |rows, column, count, out, stride| {
-                let rows = local(rows, block);
-                level.dispatch(QuantizedRows {
-                    w: &w.weights(blocks[block].expert),
-                    x: &x[rows.start * w.k..],
-                    sums: &sums[rows.start * groups..],
-                    rows: rows.len(),
-                    first: column,
-                    count,
-                    out,
-                    stride,
-                });
-            });
+    let mut outputs = Vec::with_capacity(blocks.len());
+    let mut xs = Vec::with_capacity(blocks.len());
+    let mut parts = Vec::with_capacity(blocks.len());
+    let mut rest = y;
+    let mut start = 0;
+    for (i, Block { rows, expert }) in blocks.iter().enumerate() {
+        let (_, after) = std::mem::take(&mut rest).split_at_mut((rows.start - start) * w.n);
+        let (output, after) = after.split_at_mut(rows.len() * w.n);
+        (rest, start) = (after, rows.end);
+        outputs.push(output);
+        xs.push(&x[rows.start * w.k..rows.end * w.k]);
+        let operand = Operand::Quantized(w.weights(*expert));
+        let first = Side { operand, bias: &[] };
+        parts.push(Part {
+            first,
+            second: None,
+            x: i,
+            columns: w.n,
         });
-    });
+    }
+    few::run(level, &mut outputs, &xs, w.k, &parts);
+}
+
+#[cfg(target_arch = "x86_64")]
+fn brain_engine<'a>(
+    w: &'a QuantizedWeight<'a>,
+) -> Bf16Engine<impl Fn(usize) -> Brain<'a> + Sync + use<'a>> {
+    Bf16Engine::new(w.k, |expert| Brain::Quantized(w.weights(expert)))
+}
+
+#[cfg(target_arch = "x86_64")]
+fn dot_engine<'a>(
+    w: &'a QuantizedWeight<'a>,
+    digits: usize,
+) -> DotEngine<impl Fn(usize) -> Weights<'a> + Sync + use<'a>> {
+    DotEngine::new(&w.weights(0), digits, |expert| w.weights(expert))
+}
+
+fn f32_engine<'a>(
+    level: Level,
+    k: usize,
+    experts: &'a [Weights<'a>],
+) -> F32Engine<impl Fn(usize) -> Source<'a, f32> + Sync + use<'a>> {
+    F32Engine::new(level, k, |expert| Source::Quantized(&experts[expert]))
 }
 
 fn run_many<T: Element>(
@@ -489,11 +496,13 @@ fn run_many<T: Element>(
     w: &QuantizedWeight<'_>,
     precision: Precision,
     blocks: &[Block],
+    then: Then<'_>,
 ) {
     #[cfg(target_arch = "x86_64")]
     if level == Level::Avx512Dot && precision == Precision::Bf16 && brain_wins(w, blocks) {
-        let engine = Bf16Engine::new(w.k, |expert| Brain::Quantized(w.weights(expert)));
-        many(level, &engine, x, y, w.k, w.n, &[], blocks);
+        let second = then.up().map(brain_engine);
+        let finish = then.finish(second.as_ref());
+        many(level, &brain_engine(w), x, y, w.k, w.n, &finish, blocks);
         return;
     }
     #[cfg(target_arch = "x86_64")]
@@ -501,16 +510,29 @@ fn run_many<T: Element>(
         // Two digits hold a bfloat16 with 7 bits to spare for smaller neighbours.
         let coarse = precision == Precision::Bf16 || T::KIND == Kind::Bf16;
         let digits = if coarse { 2 } else { 3 };
-        let engine = DotEngine::new(&w.weights(0), digits, |expert| w.weights(expert));
-        if many(level, &engine, x, y, w.k, w.n, &[], blocks) {
+        let second = then.up().map(|w| dot_engine(w, digits));
+        let finish = then.finish(second.as_ref());
+        if many(
+            level,
+            &dot_engine(w, digits),
+            x,
+            y,
+            w.k,
+            w.n,
+            &finish,
+            blocks,
+        ) {
             return;
         }
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = precision;
-    let experts: Vec<_> = (0..w.experts).map(|expert| w.weights(expert)).collect();
-    let engine = F32Engine::new(level, w.k, |expert: usize| {
-        Source::<f32>::Quantized(&experts[expert])
-    });
-    many(level, &engine, x, y, w.k, w.n, &[], blocks);
+    let first = w.all_weights();
+    let second = then
+        .up()
+        .map_or_else(Vec::new, QuantizedWeight::all_weights);
+    let engine = f32_engine(level, w.k, &first);
+    let second = then.up().map(|w| f32_engine(level, w.k, &second));
+    let finish = then.finish(second.as_ref());
+    many(level, &engine, x, y, w.k, w.n, &finish, blocks);
 }

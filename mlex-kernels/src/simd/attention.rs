@@ -2,6 +2,7 @@
 //! queries as lanes, so that softmax over the keys needs no sums across lanes.
 
 use super::math::exp;
+use super::rows::prefetch;
 use super::{Kernel, Simd, Vector};
 
 /// Less than any score, but finite: the largest score "before the first key".
@@ -144,6 +145,18 @@ pub(crate) struct Decode<'a, T> {
     pub(crate) output: &'a mut [f32],
 }
 
+/// How far ahead keys and values are asked for, in bytes: those of neighbouring positions
+/// follow each other in memory.
+const AHEAD: usize = 3072;
+
+/// Asks for the memory ahead of `count` elements.
+#[inline(always)]
+fn prefetch_row<T>(from: *const T, count: usize) {
+    for line in 0..(count * size_of::<T>()).div_ceil(64) {
+        prefetch(from.wrapping_byte_add(AHEAD + line * 64));
+    }
+}
+
 /// The most keys that [`Decode`] takes.
 pub(crate) const DECODE_KEYS: usize = 128;
 
@@ -186,6 +199,7 @@ fn four<S: Simd, T: Vector, const R: usize>(s: S, job: &mut Decode<'_, T>, row: 
             // SAFETY: key `first + i < count` has `d` values, a multiple of `LANES`.
             unsafe {
                 let key = job.keys.as_ptr().add((first + i) * job.key_stride);
+                prefetch_row(key, d);
                 for c in (0..d).step_by(S::LANES) {
                     let key = T::load(s, key.add(c));
                     for (r, acc) in acc.iter_mut().enumerate() {
@@ -287,6 +301,7 @@ impl<T: Vector> Weigh<T> {
             }
             for key in 0..self.count {
                 let from = self.values.add(key * self.stride + c);
+                prefetch_row(from, C * S::LANES);
                 let mut values = [s.splat(0.0); C];
                 for (j, value) in values.iter_mut().enumerate() {
                     *value = T::load(s, from.add(j * S::LANES));

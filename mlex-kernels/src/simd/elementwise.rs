@@ -61,6 +61,43 @@ fn round_to<S: Simd, T: Vector>(s: S, value: S::F) -> S::F {
     }
 }
 
+/// `sum = x + factor * residual`
+pub(crate) struct Add<'a, T> {
+    pub(crate) x: &'a [T],
+    pub(crate) residual: &'a [T],
+    /// The product is rounded to the element type, as MLX does it in two operations.
+    pub(crate) factor: f32,
+    pub(crate) sum: &'a mut [T],
+}
+
+impl<T: Vector> Kernel for Add<'_, T> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Add {
+            x,
+            residual,
+            factor,
+            sum,
+        } = self;
+        let length = sum.len();
+        assert!(x.len() == length && residual.len() == length);
+        let scaled = factor != 1.0;
+        let factor = s.splat(factor);
+        // SAFETY: `i + n <= length`.
+        unsafe {
+            vectors!(S, length, |i, n| {
+                let mut r = load(s, residual.as_ptr().add(i), n);
+                if scaled {
+                    r = round_to::<S, T>(s, s.mul(r, factor));
+                }
+                let v = s.add(load(s, x.as_ptr().add(i), n), r);
+                store(s, sum.as_mut_ptr().add(i), n, v);
+            });
+        }
+    }
+}
+
 /// Rows normalized by their root mean square, or by mean and variance.
 pub(crate) struct Norm<'a, T> {
     pub(crate) x: &'a [T],
@@ -131,6 +168,37 @@ impl<T: Vector> Kernel for Norm<'_, T> {
                 });
             }
         }
+    }
+}
+
+/// The largest element that is a number; minus infinity for none.
+pub(crate) struct Largest<'a, T> {
+    pub(crate) x: &'a [T],
+}
+
+impl<T: Vector> Kernel for Largest<'_, T> {
+    type Output = f32;
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> f32 {
+        let x = self.x;
+        let none = s.splat(f32::NEG_INFINITY);
+        let mut largest = none;
+        let mut i = 0;
+        // SAFETY: `i + LANES <= x.len()`, then the rest.
+        unsafe {
+            while i + S::LANES <= x.len() {
+                // `max` gives its second argument for NaN.
+                largest = s.max(T::load(s, x.as_ptr().add(i)), largest);
+                i += S::LANES;
+            }
+            let mut rest = [f32::NEG_INFINITY; MAX_LANES];
+            let n = x.len() - i;
+            let mut lanes = [0.0; MAX_LANES];
+            s.store(lanes.as_mut_ptr(), load_part(s, x.as_ptr().add(i), n));
+            rest[..n].copy_from_slice(&lanes[..n]);
+            largest = s.max(s.load(rest.as_ptr()), largest);
+        }
+        s.largest(s.max(largest, none))
     }
 }
 
@@ -223,15 +291,74 @@ impl<T: Vector> Kernel for Gated<'_, T> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         match self.function {
-            Gate::Silu => each(s, self, silu),
-            Gate::GeluTanh => each(s, self, gelu_tanh),
-            Gate::Gelu => each(s, self, gelu),
+            Gate::Silu => each::<S, T, Silu>(s, self),
+            Gate::GeluTanh => each::<S, T, GeluTanh>(s, self),
+            Gate::Gelu => each::<S, T, Gelu>(s, self),
+        }
+    }
+}
+
+/// `to = f(gate) * up`, of products in f32: each plus its bias is rounded to the element type
+/// first, as a layer's output is.
+pub(crate) struct NarrowGated<'a, T> {
+    pub(crate) gate: &'a [f32],
+    pub(crate) up: &'a [f32],
+    /// Each empty, or one for each element.
+    pub(crate) biases: [&'a [f32]; 2],
+    pub(crate) function: Gate,
+    pub(crate) to: &'a mut [T],
+}
+
+impl<T: Vector> Kernel for NarrowGated<'_, T> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        match self.function {
+            Gate::Silu => each_narrow::<S, T, Silu>(s, self),
+            Gate::GeluTanh => each_narrow::<S, T, GeluTanh>(s, self),
+            Gate::Gelu => each_narrow::<S, T, Gelu>(s, self),
         }
     }
 }
 
 #[inline(always)]
-fn each<S: Simd, T: Vector>(s: S, job: Gated<'_, T>, f: impl Fn(S, S::F) -> S::F) {
+fn each_narrow<S: Simd, T: Vector, F: Function>(s: S, job: NarrowGated<'_, T>) {
+    let NarrowGated {
+        gate,
+        up,
+        biases: [gate_bias, up_bias],
+        to,
+        ..
+    } = job;
+    let length = to.len();
+    assert!(gate.len() >= length && up.len() >= length);
+    assert!(gate_bias.is_empty() || gate_bias.len() >= length);
+    assert!(up_bias.is_empty() || up_bias.len() >= length);
+    // SAFETY: `i + n <= length`.
+    unsafe {
+        vectors!(S, length, |i, n| {
+            let mut g = load(s, gate.as_ptr().add(i), n);
+            let mut u = load(s, up.as_ptr().add(i), n);
+            if !gate_bias.is_empty() {
+                g = s.add(g, load(s, gate_bias.as_ptr().add(i), n));
+            }
+            if !up_bias.is_empty() {
+                u = s.add(u, load(s, up_bias.as_ptr().add(i), n));
+            }
+            let (g, u) = (round_to::<S, T>(s, g), round_to::<S, T>(s, u));
+            store(s, to.as_mut_ptr().add(i), n, s.mul(F::apply(s, g), u));
+        });
+    }
+}
+
+/// A function of a vector. A type and not a closure: closures are compiled apart, without the
+/// instruction set of the loop that calls them, so that every operation in one is a call.
+trait Function {
+    fn apply<S: Simd>(s: S, x: S::F) -> S::F;
+}
+
+#[inline(always)]
+fn each<S: Simd, T: Vector, F: Function>(s: S, job: Gated<'_, T>) {
     let Gated { gate, up, out, .. } = job;
     let length = out.len();
     assert!(gate.len() == length && up.len() == length);
@@ -242,25 +369,37 @@ fn each<S: Simd, T: Vector>(s: S, job: Gated<'_, T>, f: impl Fn(S, S::F) -> S::F
                 load(s, gate.as_ptr().add(i), n),
                 load(s, up.as_ptr().add(i), n),
             );
-            store(s, out.as_mut_ptr().add(i), n, s.mul(f(s, gate), up));
+            store(s, out.as_mut_ptr().add(i), n, s.mul(F::apply(s, gate), up));
         });
     }
 }
 
-#[inline(always)]
-fn silu<S: Simd>(s: S, x: S::F) -> S::F {
-    s.mul(x, sigmoid(s, x))
+struct Silu;
+
+impl Function for Silu {
+    #[inline(always)]
+    fn apply<S: Simd>(s: S, x: S::F) -> S::F {
+        s.mul(x, sigmoid(s, x))
+    }
 }
 
 /// `x (1 + tanh(u)) / 2` with `u = sqrt(2 / pi) (x + 0.044715 x^3)`, which is `x sigmoid(2 u)`.
-#[inline(always)]
-fn gelu_tanh<S: Simd>(s: S, x: S::F) -> S::F {
-    let factor = s.splat(2.0 * 0.797_884_6);
-    let u = s.mul(x, s.fma(s.mul(x, x), s.splat(0.044_715), s.splat(1.0)));
-    s.mul(x, sigmoid(s, s.mul(factor, u)))
+struct GeluTanh;
+
+impl Function for GeluTanh {
+    #[inline(always)]
+    fn apply<S: Simd>(s: S, x: S::F) -> S::F {
+        let factor = s.splat(2.0 * 0.797_884_6);
+        let u = s.mul(x, s.fma(s.mul(x, x), s.splat(0.044_715), s.splat(1.0)));
+        s.mul(x, sigmoid(s, s.mul(factor, u)))
+    }
 }
 
-#[inline(always)]
-fn gelu<S: Simd>(s: S, x: S::F) -> S::F {
-    s.mul(x, normal_cdf(s, x))
+struct Gelu;
+
+impl Function for Gelu {
+    #[inline(always)]
+    fn apply<S: Simd>(s: S, x: S::F) -> S::F {
+        s.mul(x, normal_cdf(s, x))
+    }
 }

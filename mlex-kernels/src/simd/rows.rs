@@ -195,7 +195,7 @@ fn dense_rows<S: Simd, T: Vector, const M: usize, const R: usize>(s: S, job: Den
 
 /// Asks for the cache line of `at`, which need not be a valid address.
 #[inline(always)]
-fn prefetch<T>(at: *const T) {
+pub(super) fn prefetch<T>(at: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: SSE is part of x86-64, and a prefetch of a bad address does nothing.
     unsafe {
@@ -331,6 +331,25 @@ fn dequantize<S: Simd>(s: S, w: &Weights<'_>, row: usize, k0: usize, to: &mut [f
                 };
                 s.store(to.as_mut_ptr().add(i), s.fma(q, scale, bias));
             }
+        }
+    }
+}
+
+/// A row of quantized weights in f32.
+pub(crate) struct DequantizeRow<'a> {
+    pub(crate) w: &'a Weights<'a>,
+    pub(crate) row: usize,
+    pub(crate) to: &'a mut [f32],
+}
+
+impl Kernel for DequantizeRow<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let DequantizeRow { w, row, to } = self;
+        assert!(w.holds(row + 1) && to.len() == w.k);
+        for (i, to) in to.chunks_mut(PIECE).enumerate() {
+            dequantize(s, w, row, i * PIECE, to);
         }
     }
 }

@@ -3,8 +3,8 @@
 
 use mlex_core::Array;
 use mlex_nn::{
-    Activation, AttentionConfig, Cache, Embedding, GatedMlp, KvCache, LayerCache, Linear, Mask,
-    RmsNorm, Rope, RopeConfig, SelfAttention, Weights,
+    Activation, AttentionConfig, Cache, CacheUpdate, Embedding, GatedMlp, KvCache, LayerCache,
+    Linear, Mask, RmsNorm, Rope, RopeConfig, SelfAttention, Sequence, Value, Weights,
 };
 
 use crate::config::{check, check_positive, check_size};
@@ -140,6 +140,60 @@ impl Block {
         let residual = Some(scaled(self.mlp.forward(&normed)?)?);
         Ok(Residual { x: h, residual })
     }
+
+    /// [`forward`](Self::forward) in steps of `sequence`; none where one has no kernel.
+    fn record(
+        &self,
+        sequence: &mut Sequence,
+        (x, residual): (Value, Option<Value>),
+        mask: &Mask,
+        cache: &KvCache,
+        residual_scale: Option<f32>,
+    ) -> Result<Option<Recorded>> {
+        let scale = residual_scale.unwrap_or(1.0);
+        let first = record_norm(&self.input_layernorm, sequence, (x, residual), scale)?;
+        let Some((x, normed)) = first else {
+            return Ok(None);
+        };
+        let Some((r, update)) = self.self_attn.record(sequence, normed, mask, cache)? else {
+            return Ok(None);
+        };
+        let second = record_norm(
+            &self.post_attention_layernorm,
+            sequence,
+            (x, Some(r)),
+            scale,
+        )?;
+        let Some((x, normed)) = second else {
+            return Ok(None);
+        };
+        let residual = self.mlp.record(sequence, normed)?;
+        Ok(residual.map(|residual| Recorded {
+            x,
+            residual,
+            update,
+        }))
+    }
+}
+
+/// A layer in a sequence: its residual stream, and what becomes of its cache.
+struct Recorded {
+    x: Value,
+    residual: Value,
+    update: CacheUpdate,
+}
+
+/// `x` plus the scaled residual, and the norm of that.
+fn record_norm(
+    norm: &RmsNorm,
+    sequence: &mut Sequence,
+    (x, residual): (Value, Option<Value>),
+    scale: f32,
+) -> Result<Option<(Value, Value)>> {
+    Ok(match residual {
+        Some(residual) => norm.record_sum(sequence, x, residual, scale)?,
+        None => norm.record(sequence, x)?.map(|normed| (x, normed)),
+    })
 }
 
 /// The residual stream between two layers: `x`, and what is still to be added to it.
@@ -226,6 +280,81 @@ impl Decoder {
     }
 }
 
+/// One mask for all layers of a kind: they have seen the same tokens.
+struct Masks(Vec<(Option<i32>, Mask)>);
+
+impl Masks {
+    fn of(&self, window: Option<i32>) -> &Mask {
+        let known = self.0.iter().find(|(known, _)| *known == window);
+        // Made for the windows of all layers.
+        known.map_or(&Mask::Causal, |(_, mask)| mask)
+    }
+}
+
+impl Decoder {
+    fn masks(&self, length: i32, cache: &mut Cache) -> Result<Masks> {
+        let mut masks: Vec<(Option<i32>, Mask)> = Vec::new();
+        for (layer, state) in self.layers.iter().zip(cache.layers_mut()) {
+            if !masks.iter().any(|(window, _)| *window == layer.window) {
+                masks.push((layer.window, state.attention().mask(length)?));
+            }
+        }
+        Ok(Masks(masks))
+    }
+
+    /// All layers in one node of the graph, where the kernels have everything that they need.
+    fn forward_recorded(
+        &self,
+        input: Input<'_>,
+        masks: &Masks,
+        cache: &mut Cache,
+    ) -> Result<Option<Array>> {
+        let start = match (input, self.scales.embedding) {
+            (Input::Tokens(tokens), None) => Sequence::start_with_ids(tokens)?,
+            (Input::Tokens(tokens), Some(scale)) => {
+                Sequence::start(&self.embed_tokens.forward(tokens)?.multiply(scale)?)?
+            }
+            (Input::Embeddings(h), None) => Sequence::start(h)?,
+            (Input::Embeddings(h), Some(scale)) => Sequence::start(&h.multiply(scale)?)?,
+        };
+        let Some((mut sequence, mut value)) = start else {
+            return Ok(None);
+        };
+        if let (Input::Tokens(_), None) = (input, self.scales.embedding) {
+            match self.embed_tokens.record(&mut sequence, value)? {
+                Some(embedded) => value = embedded,
+                None => return Ok(None),
+            }
+        }
+        let scale = self.scales.residual;
+        let mut stream = (value, None);
+        let mut updates = Vec::with_capacity(self.layers.len());
+        for (layer, state) in self.layers.iter().zip(cache.layers_mut()) {
+            let mask = masks.of(layer.window);
+            let recorded = layer.record(&mut sequence, stream, mask, state.attention(), scale)?;
+            let Some(recorded) = recorded else {
+                return Ok(None);
+            };
+            stream = (recorded.x, Some(recorded.residual));
+            updates.push(recorded.update);
+        }
+        let last = record_norm(&self.norm, &mut sequence, stream, scale.unwrap_or(1.0))?;
+        let Some((_, hidden)) = last else {
+            return Ok(None);
+        };
+        let buffers = updates.iter().flat_map(CacheUpdate::values);
+        let values: Vec<Value> = std::iter::once(hidden).chain(buffers).collect();
+        let mut outputs = sequence.finish(&values)?.into_iter();
+        let hidden = outputs.next();
+        for (update, state) in updates.iter().zip(cache.layers_mut()) {
+            if let (Some(keys), Some(values)) = (outputs.next(), outputs.next()) {
+                update.apply(state.attention(), keys, values);
+            }
+        }
+        Ok(hidden)
+    }
+}
+
 impl Model for Decoder {
     fn info(&self) -> &ModelInfo {
         &self.info
@@ -242,13 +371,6 @@ impl Model for Decoder {
     }
 
     fn forward(&self, input: Input<'_>, cache: &mut Cache) -> Result<Array> {
-        let mut h = match input {
-            Input::Tokens(tokens) => self.embed_tokens.forward(tokens)?,
-            Input::Embeddings(embeddings) => embeddings.clone(),
-        };
-        if let Some(scale) = self.scales.embedding {
-            h = h.multiply(scale)?;
-        }
         if cache.layers().len() != self.layers.len() {
             let expected = format!("{} layers", self.layers.len());
             return Err(Error::field(
@@ -257,24 +379,29 @@ impl Model for Decoder {
                 cache.layers().len().to_string(),
             ));
         }
-        let length = h.dim(1)?;
+        let length = match input {
+            Input::Tokens(tokens) => tokens.dim(1)?,
+            Input::Embeddings(embeddings) => embeddings.dim(1)?,
+        };
+        let masks = self.masks(length, cache)?;
+        if let Some(hidden) = self.forward_recorded(input, &masks, cache)? {
+            return Ok(hidden);
+        }
+        let mut h = match input {
+            Input::Tokens(tokens) => self.embed_tokens.forward(tokens)?,
+            Input::Embeddings(embeddings) => embeddings.clone(),
+        };
+        if let Some(scale) = self.scales.embedding {
+            h = h.multiply(scale)?;
+        }
         let mut stream = Residual {
             x: h,
             residual: None,
         };
-        // One mask for all layers of a kind: they have seen the same tokens.
-        let mut masks: Vec<(Option<i32>, Mask)> = Vec::new();
         for (layer, state) in self.layers.iter().zip(cache.layers_mut()) {
             let state = state.attention();
-            let known = masks.iter().position(|(window, _)| *window == layer.window);
-            let index = match known {
-                Some(index) => index,
-                None => {
-                    masks.push((layer.window, state.mask(length)?));
-                    masks.len() - 1
-                }
-            };
-            stream = layer.forward(stream, &masks[index].1, state, self.scales.residual)?;
+            let mask = masks.of(layer.window);
+            stream = layer.forward(stream, mask, state, self.scales.residual)?;
         }
         Ok(stream.normed(&self.norm)?.1)
     }

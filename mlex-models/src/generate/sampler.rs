@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use mlex_core::{Array, Dtype, random};
+use mlex_nn::dispatch::argmax;
 
 use crate::{Error, Result};
 
@@ -186,9 +187,13 @@ impl Sampler {
     /// # Errors
     /// When MLX refuses.
     pub fn sample(&mut self, logits: &Array) -> Result<Array> {
+        let greedy = self.config.temperature < GREEDY_BELOW;
+        if greedy && self.bias.is_none() && self.recent.is_none() {
+            return Ok(argmax(logits)?);
+        }
         let logits = self.penalized(logits.as_type(Dtype::Float32)?)?;
-        let token = if self.config.temperature < GREEDY_BELOW {
-            logits.argmax(-1, false)?
+        let token = if greedy {
+            argmax(&logits)?
         } else {
             let keys = random::split(&self.key, 2)?;
             self.key = keys.at(0, 0)?;

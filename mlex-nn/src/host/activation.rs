@@ -1,18 +1,22 @@
 //! Gated activations.
 
-use mlex_core::{Array, HostOp, HostOutput, HostView, HostViewMut};
+use mlex_core::{Array, HostView, HostViewMut};
 use mlex_kernels::Activation as Kernel;
 
-use super::{applies, by_dtype, kernel_error, single};
+use super::sequence::{Sequence, Step};
+use super::{by_dtype, kernel_error};
 use crate::{Activation, Result};
 
 /// `activation(gate) * up`.
 pub(crate) fn gated(activation: Activation, gate: &Array, up: &Array) -> Result<Option<Array>> {
     let same = gate.dtype() == up.dtype() && gate.shape() == up.shape();
-    if !applies(gate)? || !same {
+    let Some((mut sequence, value)) = Sequence::start(gate)?.filter(|_| same) else {
         return Ok(None);
-    }
-    Ok(Some(single(GatedOp(kernel(activation)), &[gate, up])?))
+    };
+    let up = sequence.input(up);
+    let y = sequence.output(gate.shape(), gate.dtype());
+    sequence.step(GatedStep(kernel(activation)), &[value, up], &[y]);
+    Ok(sequence.finish(&[y])?.pop())
 }
 
 /// The kernels' name of an activation.
@@ -24,15 +28,11 @@ pub(super) fn kernel(activation: Activation) -> Kernel {
     }
 }
 
-struct GatedOp(Kernel);
+struct GatedStep(Kernel);
 
-impl HostOp for GatedOp {
+impl Step for GatedStep {
     fn name(&self) -> &'static str {
         "gated"
-    }
-
-    fn outputs(&self, inputs: &[&Array]) -> mlex_core::Result<Vec<HostOutput>> {
-        Ok(vec![HostOutput::new(inputs[0].shape(), inputs[0].dtype())])
     }
 
     fn run(
@@ -44,6 +44,6 @@ impl HostOp for GatedOp {
         by_dtype!(gate.dtype(), T => mlex_kernels::gated::<T>(
             outputs[0].as_mut_slice()?, gate.as_slice()?, up.as_slice()?, self.0,
         ))
-        .map_err(kernel_error("gated"))
+        .map_err(kernel_error(self.name()))
     }
 }

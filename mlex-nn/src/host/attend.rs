@@ -1,13 +1,17 @@
 //! A whole attention layer between its projections, in one node: heads normalized, rotated and
 //! put into the cache, then attention over it.
 
-use mlex_core::{Array, AttentionMask, HostOp, HostOutput, HostView, HostViewMut, host_op};
+use std::sync::Arc;
+
+use mlex_core::{Array, AttentionMask, HostConstant, HostView, HostViewMut};
 use mlex_kernels::{AttentionOptions, AttentionShape, Frequencies, Heads, RopeOptions};
 
 use super::attention::{Kind, kernel_mask, mask_input};
+use super::norm::Parameters;
 use super::rope::RopeKernel;
 use super::scratch::Scratch;
-use super::{applies, by_dtype, floats, keeps_dtype, kernel_error, size};
+use super::sequence::{Sequence, Step, Value};
+use super::{by_dtype, floats, keeps_dtype, kernel_error, size};
 use crate::Result;
 use crate::cache::{KvCache, Offset};
 
@@ -17,8 +21,29 @@ pub(crate) struct Attend<'a> {
     pub(crate) num_kv_heads: i32,
     pub(crate) scale: f32,
     pub(crate) rope: Option<&'a RopeKernel>,
-    /// Weights of the norms of queries and keys, and their epsilon.
-    pub(crate) norms: Option<(&'a Array, &'a Array, f32)>,
+    /// The norms of queries and keys.
+    pub(crate) norms: Option<[Parameters<'a>; 2]>,
+}
+
+/// What becomes of a cache when the sequence that writes to it is finished.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheUpdate {
+    keys: Value,
+    values: Value,
+    used: i32,
+    new: i32,
+}
+
+impl CacheUpdate {
+    /// The values that the sequence has to finish with: the keys and the values.
+    pub fn values(&self) -> [Value; 2] {
+        [self.keys, self.values]
+    }
+
+    /// Puts their arrays into the cache that the update was recorded for.
+    pub fn apply(&self, cache: &mut KvCache, keys: Array, values: Array) {
+        cache.commit(keys, values, self.used, self.new);
+    }
 }
 
 /// `queries` `[B, L, H * D]`, `keys` and `values` `[B, L, H_kv * D]` to `[B, L, H * D]`; the
@@ -29,21 +54,45 @@ pub(crate) fn attend(
     mask: AttentionMask<'_>,
     cache: &mut KvCache,
 ) -> Result<Option<Array>> {
-    let dtype = queries.dtype();
-    let (shape, kv_shape) = (queries.shape(), keys.shape());
-    let &[batch, length, width] = shape else {
+    let Some((mut sequence, queries)) = Sequence::start(queries)? else {
+        return Ok(None);
+    };
+    let projected = [queries, sequence.input(keys), sequence.input(values)];
+    let Some((output, update)) = record_attend(&mut sequence, layer, projected, mask, cache)?
+    else {
+        return Ok(None);
+    };
+    let [keys, values] = update.values();
+    let outputs = sequence.finish(&[output, keys, values])?;
+    let Ok([output, keys, values]) = <[Array; 3]>::try_from(outputs) else {
+        return Ok(None);
+    };
+    update.apply(cache, keys, values);
+    Ok(Some(output))
+}
+
+/// As [`attend`]; `cache` is changed by the [`CacheUpdate`].
+pub(crate) fn record_attend(
+    sequence: &mut Sequence,
+    layer: &Attend<'_>,
+    [queries, keys, values]: [Value; 3],
+    mask: AttentionMask<'_>,
+    cache: &KvCache,
+) -> Result<Option<(Value, CacheUpdate)>> {
+    let dtype = sequence.dtype(queries);
+    let kv_shape = sequence.shape(keys);
+    let &[batch, length, width] = sequence.shape(queries) else {
         return Ok(None);
     };
     let head_dim = width / layer.num_heads;
-    let fits = applies(queries)?
-        && [keys, values]
-            .iter()
-            .all(|array| array.dtype() == dtype && array.shape() == kv_shape)
+    let fits = [keys, values]
+        .iter()
+        .all(|&value| sequence.dtype(value) == dtype && sequence.shape(value) == kv_shape)
         && kv_shape == [batch, length, layer.num_kv_heads * head_dim]
         && head_dim % 16 == 0
         && layer
             .norms
-            .is_none_or(|(q, k, _)| keeps_dtype(queries, q) && keeps_dtype(queries, k));
+            .is_none_or(|norms| norms.iter().all(|norm| keeps_dtype(dtype, norm.weight)));
     if !fits {
         return Ok(None);
     }
@@ -59,37 +108,55 @@ pub(crate) fn attend(
         Offset::Same(offset) => vec![offset],
         Offset::PerRow(offsets) => offsets.to_vec(),
     };
-    let op = AttendOp {
+    let norms = match layer.norms {
+        Some([q, k]) => Some(Norms {
+            eps: q.eps,
+            queries: q.constants.of([q.weight])?,
+            keys: k.constants.of([k.weight])?,
+        }),
+        None => None,
+    };
+    let step = AttendStep {
         num_heads: size(layer.num_heads),
         num_kv_heads: size(layer.num_kv_heads),
         scale: layer.scale,
         rope: layer.rope.cloned(),
-        norm_eps: layer.norms.map(|(_, _, eps)| eps),
+        norms,
         offsets,
         used: size(room.used),
         keep: size(room.keep),
         kind,
     };
-    let norms = layer.norms.map(|(q, k, _)| [q, k]);
-    let inputs: Vec<&Array> = [queries, keys, values, &room.keys, &room.values]
-        .into_iter()
-        .chain(norms.into_iter().flatten())
-        .chain(&mask)
-        .collect();
-    let outputs = host_op(&std::sync::Arc::new(op), &inputs)?;
-    let Ok([output, keys, values]) = <[Array; 3]>::try_from(outputs) else {
-        return Ok(None);
+    let key_buffer = sequence.input(&room.keys);
+    let value_buffer = sequence.input(&room.values);
+    // A mask is usually a broadcast view.
+    let mask = mask.map(|mask| sequence.input_with(&mask, false));
+    let inputs = [queries, keys, values, key_buffer, value_buffer];
+    let inputs: Vec<Value> = inputs.into_iter().chain(mask).collect();
+    let output = sequence.output_like(queries);
+    let update = CacheUpdate {
+        keys: sequence.output_in_place(key_buffer),
+        values: sequence.output_in_place(value_buffer),
+        used: room.used + length,
+        new: length,
     };
-    cache.commit(keys, values, room.used + length, length);
-    Ok(Some(output))
+    sequence.step(step, &inputs, &[output, update.keys, update.values]);
+    Ok(Some((output, update)))
 }
 
-struct AttendOp {
+/// The weights of the norms of queries and keys.
+struct Norms {
+    eps: f32,
+    queries: Arc<[HostConstant]>,
+    keys: Arc<[HostConstant]>,
+}
+
+struct AttendStep {
     num_heads: usize,
     num_kv_heads: usize,
     scale: f32,
     rope: Option<RopeKernel>,
-    norm_eps: Option<f32>,
+    norms: Option<Norms>,
     offsets: Vec<i32>,
     /// Positions of the buffers that are in use before.
     used: usize,
@@ -124,23 +191,20 @@ impl Layout {
     }
 }
 
-impl AttendOp {
-    fn norms(&self) -> usize {
-        if self.norm_eps.is_some() { 2 } else { 0 }
-    }
-
+impl AttendStep {
     /// The heads of a projection, normalized and rotated: where they are then, and how.
     fn prepare<'a, T: Scratch>(
         &self,
         x: &'a HostView<'_>,
-        norm: Option<&HostView<'_>>,
+        norm: Option<&Arc<[HostConstant]>>,
         layout: Layout,
         memory: &'a mut [T],
     ) -> mlex_core::Result<Heads<'a, T>> {
         let (normed, rotated) = memory.split_at_mut(layout.count());
         let mut data = x.as_slice::<T>()?;
-        if let (Some(eps), Some(weight)) = (self.norm_eps, norm) {
-            mlex_kernels::rms_norm(normed, data, layout.dim, Some(floats(weight)?), eps)
+        if let (Some(Norms { eps, .. }), Some(weight)) = (&self.norms, norm) {
+            let weight = floats(&weight[0].view())?;
+            mlex_kernels::rms_norm(normed, data, layout.dim, Some(weight), *eps)
                 .map_err(kernel_error(NAME))?;
             data = normed;
         }
@@ -176,11 +240,7 @@ impl AttendOp {
         outputs: &mut [HostViewMut<'_>],
     ) -> mlex_core::Result<()> {
         let [output, key_buffer, value_buffer] = outputs else {
-            return Err(mlex_core::Error::format(
-                "outputs",
-                "3",
-                outputs.len().to_string(),
-            ));
+            return Err(super::outputs_error(3, outputs));
         };
         let (batch, length) = (size(inputs[0].shape()[0]), size(inputs[0].shape()[1]));
         let dim = size(inputs[0].shape()[2]) / self.num_heads;
@@ -195,14 +255,14 @@ impl AttendOp {
             ..queries
         };
         let capacity = size(key_buffer.shape()[2]);
-        let norms = self.norms();
-        let norm = |index: usize| (norms > 0).then(|| &inputs[5 + index]);
-        let mask = kernel_mask(self.kind, inputs.get(5 + norms))?;
+        let norms = self.norms.as_ref();
+        let mask = kernel_mask(self.kind, inputs.get(5))?;
 
         T::with(2 * (queries.count() + keys.count()), |memory| {
             let (for_keys, for_queries) = memory.split_at_mut(2 * keys.count());
             let key_buffer = key_buffer.as_mut_slice::<T>()?;
-            let new_keys = self.prepare(&inputs[1], norm(1), keys, for_keys)?;
+            let new_keys =
+                self.prepare(&inputs[1], norms.map(|norms| &norms.keys), keys, for_keys)?;
             store(new_keys, key_buffer, keys, capacity, self.used);
             let value_buffer = value_buffer.as_mut_slice::<T>()?;
             let new_values = Heads {
@@ -211,7 +271,12 @@ impl AttendOp {
             };
             store(new_values, value_buffer, keys, capacity, self.used);
 
-            let q = self.prepare(&inputs[0], norm(0), queries, for_queries)?;
+            let q = self.prepare(
+                &inputs[0],
+                norms.map(|norms| &norms.queries),
+                queries,
+                for_queries,
+            )?;
             // From the first position that is seen; every head has the same place in its part.
             let start = (self.used - self.keep) * dim;
             let strides = [self.num_kv_heads * capacity * dim, capacity * dim, dim];
@@ -258,22 +323,9 @@ fn store<T: Copy>(from: Heads<'_, T>, to: &mut [T], layout: Layout, capacity: us
     }
 }
 
-impl HostOp for AttendOp {
+impl Step for AttendStep {
     fn name(&self) -> &'static str {
         NAME
-    }
-
-    fn outputs(&self, inputs: &[&Array]) -> mlex_core::Result<Vec<HostOutput>> {
-        Ok(vec![
-            HostOutput::new(inputs[0].shape(), inputs[0].dtype()),
-            HostOutput::in_place(3, inputs[3]),
-            HostOutput::in_place(4, inputs[4]),
-        ])
-    }
-
-    fn contiguous(&self, index: usize) -> bool {
-        // The mask is usually a broadcast view.
-        self.kind != Kind::Array || index != 5 + self.norms()
     }
 
     fn run(

@@ -1,9 +1,10 @@
 //! Attention over strided keys and values.
 
-use mlex_core::{Array, AttentionMask, Dtype, HostOp, HostOutput, HostView, HostViewMut};
+use mlex_core::{Array, AttentionMask, Dtype, HostView, HostViewMut};
 use mlex_kernels::{AttentionOptions, AttentionShape, Heads, Mask as KernelMask, OutputOrder};
 
-use super::{applies, by_dtype, floats, heads, is_kernel_float, kernel_error, single, size};
+use super::sequence::{Sequence, Step};
+use super::{applies, by_dtype, floats, heads, is_kernel_float, kernel_error, size};
 use crate::Result;
 
 /// `softmax(scale * q k^T + mask) v` of `[B, H, L, D]`, as `[B, L, H * D_v]`.
@@ -30,17 +31,25 @@ pub(crate) fn attention(
     let Some((kind, mask)) = mask_input(mask, full)? else {
         return Ok(None);
     };
-    let op = AttentionOp {
+    let mut sequence = Sequence::default();
+    // Queries and sinks are small; keys, values and masks are read where they are.
+    let mut inputs = vec![sequence.input(queries)];
+    for array in [Some(keys), Some(values), mask.as_ref()]
+        .into_iter()
+        .flatten()
+    {
+        inputs.push(sequence.input_with(array, false));
+    }
+    inputs.extend(sinks.map(|sinks| sequence.input(sinks)));
+    let merged = [shape[0], shape[2], shape[1] * values.dim(3)?];
+    let y = sequence.output(&merged, queries.dtype());
+    let step = AttentionStep {
         scale,
         kind,
         has_sinks: sinks.is_some(),
     };
-    let inputs: Vec<&Array> = [queries, keys, values]
-        .into_iter()
-        .chain(&mask)
-        .chain(sinks)
-        .collect();
-    Ok(Some(single(op, &inputs)?))
+    sequence.step(step, &inputs, &[y]);
+    Ok(sequence.finish(&[y])?.pop())
 }
 
 /// A mask as the kernels take it: an array broadcast to `shape` `[B, H, L, S]`, as a further
@@ -81,29 +90,16 @@ pub(super) enum Kind {
     Array,
 }
 
-struct AttentionOp {
+struct AttentionStep {
     scale: f32,
     kind: Kind,
     /// The last input.
     has_sinks: bool,
 }
 
-impl HostOp for AttentionOp {
+impl Step for AttentionStep {
     fn name(&self) -> &'static str {
         "attention"
-    }
-
-    fn outputs(&self, inputs: &[&Array]) -> mlex_core::Result<Vec<HostOutput>> {
-        let (q, v) = (inputs[0].shape(), inputs[2].shape());
-        Ok(vec![HostOutput::new(
-            [q[0], q[2], q[1] * v[3]],
-            inputs[0].dtype(),
-        )])
-    }
-
-    fn contiguous(&self, index: usize) -> bool {
-        // Queries and sinks are small; keys, values and masks are read where they are.
-        !(1..=3).contains(&index)
     }
 
     fn run(

@@ -1,116 +1,120 @@
-//! Activations times weights: one or several projections of the same input in one node.
+//! Activations times weights: one or several projections of the same input in one step.
 
-use mlex_core::{
-    Array, Dtype, HostOp, HostOutput, HostView, HostViewMut, QuantizationMode, Quantized, host_op,
-};
+use std::sync::Arc;
+
+use mlex_core::{Array, Dtype, HostConstant, HostView, HostViewMut, QuantizationMode, Quantized};
 use mlex_kernels::{
-    Activation as Gate, Linear as DenseWeight, Mode, Precision, QuantizedWeight, Scales,
-    quantized_matmul,
+    Activation as Gate, Linear as DenseWeight, Mode, Precision, Projection, QuantizedWeight,
+    Scales, project, project_gated,
 };
 
-use super::scratch::Scratch;
+use super::constants::Constants;
+use super::sequence::{Sequence, Shape, Step, Value};
 use super::{activation, applies, by_dtype, floats, keeps_dtype, kernel_error, size};
-use crate::linear::Matrix;
+use crate::linear::{Matrix, Stored};
 use crate::{Activation, Result};
 
 /// A projection: its matrix `[N, K]` and bias `[N]`.
-pub(crate) type Projection<'a> = (&'a Matrix, Option<&'a Array>);
+#[derive(Clone, Copy)]
+pub(crate) struct Weight<'a> {
+    pub(crate) matrix: &'a Matrix,
+    pub(crate) bias: Option<(&'a Array, &'a Constants)>,
+}
 
 /// `x` `[.., K]` times the transposed matrix, plus the bias: `[.., N]`.
-pub(crate) fn linear(x: &Array, projection: Projection<'_>) -> Result<Option<Array>> {
-    Ok(linear_many(x, &[projection])?.and_then(|mut outputs| outputs.pop()))
+pub(crate) fn linear(x: &Array, weight: Weight<'_>) -> Result<Option<Array>> {
+    Ok(linear_many(x, &[weight])?.and_then(|mut outputs| outputs.pop()))
 }
 
 /// Several projections of `x`, each as [`linear`].
-pub(crate) fn linear_many(x: &Array, projections: &[Projection<'_>]) -> Result<Option<Vec<Array>>> {
-    let Some((op, inputs)) = project(x, projections, None)? else {
+pub(crate) fn linear_many(x: &Array, weights: &[Weight<'_>]) -> Result<Option<Vec<Array>>> {
+    let Some((mut sequence, x)) = Sequence::start(x)? else {
         return Ok(None);
     };
-    Ok(Some(host_op(&std::sync::Arc::new(op), &inputs)?))
+    match record_linear(&mut sequence, x, weights)? {
+        Some(outputs) => Ok(Some(sequence.finish(&outputs)?)),
+        None => Ok(None),
+    }
 }
 
 /// `activation(gate(x)) * up(x)`.
 pub(crate) fn gated_linear(
     x: &Array,
     activation: Activation,
-    gate: Projection<'_>,
-    up: Projection<'_>,
+    gate: Weight<'_>,
+    up: Weight<'_>,
 ) -> Result<Option<Array>> {
-    let gate_kind = activation::kernel(activation);
-    let Some((op, inputs)) = project(x, &[gate, up], Some(gate_kind))? else {
+    let Some((mut sequence, x)) = Sequence::start(x)? else {
         return Ok(None);
     };
-    if op.outputs[0] != op.outputs[1] {
-        return Ok(None);
+    match record_gated(&mut sequence, x, activation, gate, up)? {
+        Some(output) => Ok(sequence.finish(&[output])?.pop()),
+        None => Ok(None),
     }
-    Ok(Some(super::single(op, &inputs)?))
 }
 
-/// The operation and its inputs, where the kernels can do it.
-fn project<'a>(
-    x: &'a Array,
-    projections: &[Projection<'a>],
-    gate: Option<Gate>,
-) -> Result<Option<(ProjectOp, Vec<&'a Array>)>> {
-    if !applies(x)? {
+/// Several projections of `x`, each as [`linear`].
+pub(crate) fn record_linear(
+    sequence: &mut Sequence,
+    x: Value,
+    weights: &[Weight<'_>],
+) -> Result<Option<Vec<Value>>> {
+    let mut parts = Vec::with_capacity(weights.len());
+    let mut rows = Vec::with_capacity(weights.len());
+    for weight in weights {
+        let Some(part) = Part::new(sequence.dtype(x), *weight)? else {
+            return Ok(None);
+        };
+        rows.push(weight.matrix.rows_and_columns()?.0);
+        parts.push(part);
+    }
+    let outputs: Vec<Value> = rows.iter().map(|&n| output(sequence, x, n)).collect();
+    let precision = precision(sequence.dtype(x));
+    sequence.step(ProjectStep { parts, precision }, &[x], &outputs);
+    Ok(Some(outputs))
+}
+
+/// As [`gated_linear`].
+pub(crate) fn record_gated(
+    sequence: &mut Sequence,
+    x: Value,
+    activation: Activation,
+    gate: Weight<'_>,
+    up: Weight<'_>,
+) -> Result<Option<Value>> {
+    let dtype = sequence.dtype(x);
+    let (rows, columns) = gate.matrix.rows_and_columns()?;
+    if up.matrix.rows_and_columns()? != (rows, columns) {
         return Ok(None);
     }
-    let mut inputs = vec![x];
-    let mut parts = Vec::with_capacity(projections.len());
-    let mut outputs = Vec::with_capacity(projections.len());
-    for &(matrix, bias) in projections {
-        let first = inputs.len();
-        let (rows, kind) = match matrix {
-            Matrix::Dense { weight, .. } => {
-                if !keeps_dtype(x, weight) {
-                    return Ok(None);
-                }
-                inputs.push(weight);
-                (weight.dim(0)?, Kind::Dense)
-            }
-            Matrix::Quantized { weight, .. } => {
-                let Some(mode) = mode(weight.layout) else {
-                    return Ok(None);
-                };
-                inputs.extend([&weight.weight, &weight.scales]);
-                if let Some(biases) = &weight.biases {
-                    if !keeps_dtype(x, &weight.scales) || !keeps_dtype(x, biases) {
-                        return Ok(None);
-                    }
-                    inputs.push(biases);
-                }
-                (weight.weight.dim(0)?, Kind::Quantized(mode))
-            }
-        };
-        if let Some(bias) = bias {
-            if !keeps_dtype(x, bias) {
-                return Ok(None);
-            }
-            inputs.push(bias);
-        }
-        let mut shape = x.shape().to_vec();
-        if let Some(last) = shape.last_mut() {
-            *last = rows;
-        }
-        outputs.push(HostOutput::new(shape, x.dtype()));
-        parts.push(Part {
-            kind,
-            first,
-            has_bias: bias.is_some(),
-        });
+    let (Some(gate), Some(up)) = (Part::new(dtype, gate)?, Part::new(dtype, up)?) else {
+        return Ok(None);
+    };
+    let y = output(sequence, x, rows);
+    let step = GatedStep {
+        parts: [gate, up],
+        activation: activation::kernel(activation),
+        precision: precision(dtype),
+    };
+    sequence.step(step, &[x], &[y]);
+    Ok(Some(y))
+}
+
+/// `[.., n]` for `x` `[.., k]`.
+fn output(sequence: &mut Sequence, x: Value, n: i32) -> Value {
+    let mut shape = Shape::from_slice(sequence.shape(x));
+    if let Some(last) = shape.last_mut() {
+        *last = n;
     }
-    let precision = match x.dtype() {
+    sequence.output(&shape, sequence.dtype(x))
+}
+
+fn precision(dtype: Dtype) -> Precision {
+    match dtype {
         // Products of bf16 numbers are exact in the f32 sums of bf16 instructions.
         Dtype::Bfloat16 => Precision::Bf16,
         _ => Precision::F32,
-    };
-    let op = ProjectOp {
-        parts,
-        outputs,
-        precision,
-        gate,
-    };
-    Ok(Some((op, inputs)))
+    }
 }
 
 /// The same weight with scales and biases in float16, where that loses nothing and the kernels
@@ -154,94 +158,85 @@ fn mode(layout: Quantized) -> Option<Mode> {
     })
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Kind {
-    Dense,
-    Quantized(Mode),
+/// A weight as the kernels read it.
+pub(super) struct Part {
+    /// Dense without a mode.
+    mode: Option<Mode>,
+    /// The weight; the scales and biases of a quantized one.
+    weight: Arc<[HostConstant]>,
+    bias: Option<Arc<[HostConstant]>>,
 }
 
-/// Where the arrays of a projection are among the inputs.
-#[derive(Clone, Copy, Debug)]
-struct Part {
-    kind: Kind,
-    first: usize,
-    has_bias: bool,
-}
-
-struct ProjectOp {
-    parts: Vec<Part>,
-    /// Of each part.
-    outputs: Vec<HostOutput>,
-    precision: Precision,
-    /// Two parts give one output: the first, activated, times the second.
-    gate: Option<Gate>,
-}
-
-impl ProjectOp {
-    fn part<T: Scratch>(
-        &self,
-        part: Part,
-        inputs: &[HostView<'_>],
-        y: &mut [T],
-    ) -> mlex_core::Result<()> {
-        let x = inputs[0].as_slice::<T>()?;
-        let weight = inputs[part.first];
-        let n = size(weight.shape()[0]);
-        let mut next = part.first + 1;
-        match part.kind {
-            Kind::Dense => {
-                let k = size(weight.shape()[1]);
-                let weight = DenseWeight::new(n, k, floats(&weight)?, None);
-                let weight = weight.map_err(kernel_error(self.name()))?;
-                mlex_kernels::linear(y, x, &weight, self.precision)
-            }
-            Kind::Quantized(mode) => {
-                let k = inputs[0].shape().last().copied().map_or(0, size);
-                let scales = if matches!(mode, Mode::Affine { .. }) {
-                    next += 2;
-                    let (scales, biases) = (inputs[part.first + 1], inputs[part.first + 2]);
-                    Scales::Affine {
-                        scales: floats(&scales)?,
-                        biases: floats(&biases)?,
-                    }
-                } else {
-                    next += 1;
-                    Scales::Bytes(inputs[part.first + 1].as_slice()?)
-                };
-                let weight = QuantizedWeight::new(mode, n, k, weight.as_slice()?, scales);
-                let weight = weight.map_err(kernel_error(self.name()))?;
-                quantized_matmul(y, x, &weight, self.precision)
-            }
-        }
-        .map_err(kernel_error(self.name()))?;
-        if part.has_bias && n > 0 {
-            let bias = floats(&inputs[next])?;
-            for row in y.chunks_exact_mut(n) {
-                for (index, y) in row.iter_mut().enumerate() {
-                    *y = T::from_f32(y.to_f32() + bias.get(index));
+impl Part {
+    /// None where `x` of this dtype times the weight is not what the kernels compute.
+    pub(super) fn new(dtype: Dtype, Weight { matrix, bias }: Weight<'_>) -> Result<Option<Self>> {
+        let mode = match &matrix.stored {
+            Stored::Dense { weight, .. } => {
+                if !keeps_dtype(dtype, weight) {
+                    return Ok(None);
                 }
+                None
             }
+            Stored::Quantized { weight, .. } => {
+                let Some(mode) = mode(weight.layout) else {
+                    return Ok(None);
+                };
+                if let Some(biases) = &weight.biases
+                    && (!keeps_dtype(dtype, &weight.scales) || !keeps_dtype(dtype, biases))
+                {
+                    return Ok(None);
+                }
+                Some(mode)
+            }
+        };
+        if bias.is_some_and(|(bias, _)| !keeps_dtype(dtype, bias)) {
+            return Ok(None);
         }
-        Ok(())
+        let bias = bias.map(|(bias, constants)| constants.of([bias]));
+        Ok(Some(Self {
+            mode,
+            weight: matrix.constants.of(matrix.arrays())?,
+            bias: bias.transpose()?,
+        }))
+    }
+
+    /// For `x` of `k` columns.
+    pub(super) fn projection(&self, k: usize) -> mlex_core::Result<Projection<'_>> {
+        let weight = self.weight[0].view();
+        let n = size(weight.shape()[0]);
+        let bias = self.bias.as_ref().map(|bias| floats(&bias[0].view()));
+        let bias = bias.transpose()?;
+        let Some(mode) = self.mode else {
+            let k = size(weight.shape()[1]);
+            let weight = DenseWeight::new(n, k, floats(&weight)?, bias);
+            return Ok(Projection::Dense(weight.map_err(kernel_error("linear"))?));
+        };
+        let scales = self.weight[1].view();
+        let scales = match self.weight.get(2) {
+            Some(biases) => Scales::Affine {
+                scales: floats(&scales)?,
+                biases: floats(&biases.view())?,
+            },
+            None => Scales::Bytes(scales.as_slice()?),
+        };
+        let weight = QuantizedWeight::new(mode, n, k, weight.as_slice()?, scales);
+        let weight = weight.map_err(kernel_error("linear"))?;
+        Ok(Projection::Quantized(weight, bias))
     }
 }
 
-impl HostOp for ProjectOp {
-    fn name(&self) -> &'static str {
-        if self.gate.is_some() {
-            "gated_linear"
-        } else {
-            "linear"
-        }
-    }
+fn columns(x: &HostView<'_>) -> usize {
+    x.shape().last().copied().map_or(0, size)
+}
 
-    fn outputs(&self, _inputs: &[&Array]) -> mlex_core::Result<Vec<HostOutput>> {
-        let count = if self.gate.is_some() {
-            1
-        } else {
-            self.outputs.len()
-        };
-        Ok(self.outputs[..count].to_vec())
+struct ProjectStep {
+    parts: Vec<Part>,
+    precision: Precision,
+}
+
+impl Step for ProjectStep {
+    fn name(&self) -> &'static str {
+        "linear"
     }
 
     fn run(
@@ -249,20 +244,43 @@ impl HostOp for ProjectOp {
         inputs: &[HostView<'_>],
         outputs: &mut [HostViewMut<'_>],
     ) -> mlex_core::Result<()> {
-        by_dtype!(inputs[0].dtype(), T => {
-            let Some(gate) = self.gate else {
-                return self.parts.iter().zip(outputs).try_for_each(|(&part, output)| {
-                    self.part(part, inputs, output.as_mut_slice::<T>()?)
-                });
-            };
-            let out = outputs[0].as_mut_slice::<T>()?;
-            let count = out.len();
-            <T as Scratch>::with(2 * count, |memory| {
-                let (gated, up) = memory.split_at_mut(count);
-                self.part(self.parts[0], inputs, gated)?;
-                self.part(self.parts[1], inputs, up)?;
-                mlex_kernels::gated(out, gated, up, gate).map_err(kernel_error(self.name()))
-            })
+        let x = inputs[0];
+        let parts = self.parts.iter().map(|part| part.projection(columns(&x)));
+        let weights = parts.collect::<mlex_core::Result<Vec<_>>>()?;
+        by_dtype!(x.dtype(), T => {
+            let outputs = outputs.iter_mut().map(HostViewMut::as_mut_slice::<T>);
+            let mut outputs = outputs.collect::<mlex_core::Result<Vec<_>>>()?;
+            project(&mut outputs, x.as_slice::<T>()?, &weights, self.precision)
         })
+        .map_err(kernel_error(self.name()))
+    }
+}
+
+/// `activation(first) * second`
+struct GatedStep {
+    parts: [Part; 2],
+    activation: Gate,
+    precision: Precision,
+}
+
+impl Step for GatedStep {
+    fn name(&self) -> &'static str {
+        "gated_linear"
+    }
+
+    fn run(
+        &self,
+        inputs: &[HostView<'_>],
+        outputs: &mut [HostViewMut<'_>],
+    ) -> mlex_core::Result<()> {
+        let x = inputs[0];
+        let [gate, up] = &self.parts;
+        let (gate, up) = (gate.projection(columns(&x))?, up.projection(columns(&x))?);
+        let weights = [&gate, &up];
+        by_dtype!(x.dtype(), T => {
+            let (y, x) = (outputs[0].as_mut_slice::<T>()?, x.as_slice::<T>()?);
+            project_gated(y, x, weights, self.activation, self.precision)
+        })
+        .map_err(kernel_error(self.name()))
     }
 }

@@ -6,25 +6,34 @@
 mod activation;
 mod attend;
 mod attention;
+mod choose;
+mod constants;
 mod linear;
 mod norm;
 mod rope;
 mod scratch;
+mod sequence;
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use mlex_core::{
-    Array, Device, Dtype, Element, Error, ErrorKind, HostOp, HostView, Stream, host_op,
-};
+use mlex_core::{Array, Device, Dtype, Element, Error, ErrorKind, HostView, HostViewMut, Stream};
 use mlex_kernels::{Floats, KernelError};
 
 pub(crate) use activation::gated;
-pub(crate) use attend::{Attend, attend};
+pub use attend::CacheUpdate;
+pub(crate) use attend::{Attend, attend, record_attend};
 pub(crate) use attention::attention;
-pub(crate) use linear::{gated_linear, linear, linear_many, narrowed};
-pub(crate) use norm::{add_rms_norm, layer_norm, rms_norm};
+pub(crate) use choose::{argmax, record_rows};
+pub(crate) use constants::Constants;
+pub(crate) use linear::{
+    Weight, gated_linear, linear, linear_many, narrowed, record_gated, record_linear,
+};
+pub(crate) use norm::{
+    Parameters, add_rms_norm, layer_norm, record_add_rms_norm, record_rms_norm, rms_norm,
+};
 pub(crate) use rope::{RopeKernel, rope};
+pub use sequence::{Sequence, Value};
 
 static ENABLED: AtomicBool = AtomicBool::new(true);
 
@@ -36,9 +45,12 @@ pub fn set_kernels(enabled: bool) {
 
 /// Whether the kernels compute on `x` as it will be used now.
 fn applies(x: &Array) -> mlex_core::Result<bool> {
-    Ok(ENABLED.load(Ordering::Relaxed)
-        && is_kernel_float(x.dtype())
-        && Stream::current()?.device() == Device::Cpu)
+    Ok(is_kernel_float(x.dtype()) && on_cpu()?)
+}
+
+/// Whether the kernels compute at all now.
+fn on_cpu() -> mlex_core::Result<bool> {
+    Ok(ENABLED.load(Ordering::Relaxed) && Stream::current()?.device() == Device::Cpu)
 }
 
 /// Whether the kernels know a dtype.
@@ -46,22 +58,17 @@ fn is_kernel_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::Float32 | Dtype::Float16 | Dtype::Bfloat16)
 }
 
-/// Whether `x` combined with `other` has the dtype of `x`, as a kernel's output has.
-fn keeps_dtype(x: &Array, other: &Array) -> bool {
-    is_kernel_float(other.dtype()) && (x.dtype() == Dtype::Float32 || x.dtype() == other.dtype())
+/// Whether `x` of a dtype, combined with `other`, keeps it, as a kernel's output does.
+fn keeps_dtype(dtype: Dtype, other: &Array) -> bool {
+    is_kernel_float(other.dtype()) && (dtype == Dtype::Float32 || dtype == other.dtype())
 }
 
-/// The only output of an operation that has one.
-#[track_caller]
-fn single(op: impl HostOp, inputs: &[&Array]) -> mlex_core::Result<Array> {
-    let mut outputs = host_op(&std::sync::Arc::new(op), inputs)?;
-    let found = outputs.len() as u64;
-    outputs.pop().ok_or_else(|| {
-        Error::new(ErrorKind::Length {
-            what: "outputs of a host operation",
-            expected: 1,
-            found,
-        })
+/// A step has been given other outputs than it was recorded with.
+fn outputs_error(expected: u64, found: &[HostViewMut<'_>]) -> Error {
+    Error::new(ErrorKind::Length {
+        what: "outputs of a step",
+        expected,
+        found: found.len() as u64,
     })
 }
 

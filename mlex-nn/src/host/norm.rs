@@ -1,68 +1,144 @@
 //! Norms over the last dimension.
 
-use mlex_core::{Array, HostOp, HostOutput, HostView, HostViewMut, host_op};
+use std::sync::Arc;
 
-use super::{applies, by_dtype, floats, keeps_dtype, kernel_error, single};
+use mlex_core::{Array, HostConstant, HostView, HostViewMut};
+
+use super::constants::Constants;
+use super::sequence::{Sequence, Step, Value};
+use super::{by_dtype, floats, keeps_dtype, kernel_error, size};
 use crate::Result;
 
+/// The parameters of a norm: weight, and bias where there is one.
+#[derive(Clone, Copy)]
+pub(crate) struct Parameters<'a> {
+    pub(crate) weight: &'a Array,
+    pub(crate) bias: Option<&'a Array>,
+    pub(crate) constants: &'a Constants,
+    pub(crate) eps: f32,
+}
+
+impl Parameters<'_> {
+    /// None where the result would have another dtype than `x`.
+    fn constants(
+        &self,
+        sequence: &Sequence,
+        x: Value,
+    ) -> mlex_core::Result<Option<Arc<[HostConstant]>>> {
+        let mut arrays = std::iter::once(self.weight).chain(self.bias);
+        if !arrays.all(|array| keeps_dtype(sequence.dtype(x), array)) {
+            return Ok(None);
+        }
+        let arrays = std::iter::once(self.weight).chain(self.bias);
+        Ok(Some(self.constants.of(arrays)?))
+    }
+}
+
 /// See [`RmsNorm`](crate::RmsNorm).
-pub(crate) fn rms_norm(x: &Array, weight: &Array, eps: f32) -> Result<Option<Array>> {
-    let op = NormOp {
-        eps,
-        centered: false,
-    };
-    norm(op, x, &[weight])
+pub(crate) fn rms_norm(x: &Array, parameters: Parameters<'_>) -> Result<Option<Array>> {
+    norm(x, parameters, false)
 }
 
 /// See [`LayerNorm`](crate::LayerNorm).
-pub(crate) fn layer_norm(
-    x: &Array,
-    weight: &Array,
-    bias: Option<&Array>,
-    eps: f32,
-) -> Result<Option<Array>> {
-    let op = NormOp {
-        eps,
-        centered: true,
+pub(crate) fn layer_norm(x: &Array, parameters: Parameters<'_>) -> Result<Option<Array>> {
+    norm(x, parameters, true)
+}
+
+fn norm(x: &Array, parameters: Parameters<'_>, centered: bool) -> Result<Option<Array>> {
+    let Some((mut sequence, x)) = Sequence::start(x)? else {
+        return Ok(None);
     };
-    match bias {
-        Some(bias) => norm(op, x, &[weight, bias]),
-        None => norm(op, x, &[weight]),
+    match record(&mut sequence, x, parameters, centered)? {
+        Some(y) => Ok(sequence.finish(&[y])?.pop()),
+        None => Ok(None),
     }
+}
+
+/// As [`rms_norm`].
+pub(crate) fn record_rms_norm(
+    sequence: &mut Sequence,
+    x: Value,
+    parameters: Parameters<'_>,
+) -> Result<Option<Value>> {
+    record(sequence, x, parameters, false)
+}
+
+fn record(
+    sequence: &mut Sequence,
+    x: Value,
+    parameters: Parameters<'_>,
+    centered: bool,
+) -> Result<Option<Value>> {
+    let Some(constants) = parameters.constants(sequence, x)? else {
+        return Ok(None);
+    };
+    let y = sequence.output_like(x);
+    let step = NormStep {
+        eps: parameters.eps,
+        centered,
+        constants,
+    };
+    sequence.step(step, &[x], &[y]);
+    Ok(Some(y))
 }
 
 /// `x + residual`, and its RMS norm.
 pub(crate) fn add_rms_norm(
     x: &Array,
     residual: &Array,
-    weight: &Array,
-    eps: f32,
+    parameters: Parameters<'_>,
 ) -> Result<Option<(Array, Array)>> {
-    let same = x.dtype() == residual.dtype() && x.shape() == residual.shape();
-    if !applies(x)? || !same || !keeps_dtype(x, weight) {
+    let Some((mut sequence, x)) = Sequence::start(x)? else {
+        return Ok(None);
+    };
+    let residual = sequence.input(residual);
+    let Some((sum, normed)) = record_add_rms_norm(&mut sequence, x, residual, 1.0, parameters)?
+    else {
+        return Ok(None);
+    };
+    let outputs = <[Array; 2]>::try_from(sequence.finish(&[sum, normed])?);
+    Ok(outputs.ok().map(|[sum, normed]| (sum, normed)))
+}
+
+/// `x + scale * residual`, and its RMS norm.
+pub(crate) fn record_add_rms_norm(
+    sequence: &mut Sequence,
+    x: Value,
+    residual: Value,
+    scale: f32,
+    parameters: Parameters<'_>,
+) -> Result<Option<(Value, Value)>> {
+    let same = sequence.dtype(residual) == sequence.dtype(x);
+    if !same || sequence.shape(residual) != sequence.shape(x) {
         return Ok(None);
     }
-    let outputs = host_op(
-        &std::sync::Arc::new(AddNormOp { eps }),
-        &[x, residual, weight],
-    )?;
-    Ok(<[Array; 2]>::try_from(outputs)
-        .ok()
-        .map(|[sum, normed]| (sum, normed)))
+    let Some(constants) = parameters.constants(sequence, x)? else {
+        return Ok(None);
+    };
+    let sum = sequence.output_like(x);
+    let normed = sequence.output_like(x);
+    let step = AddNormStep {
+        eps: parameters.eps,
+        scale,
+        constants,
+    };
+    sequence.step(step, &[x, residual], &[sum, normed]);
+    Ok(Some((sum, normed)))
 }
 
-struct AddNormOp {
+fn columns(x: &HostView<'_>) -> usize {
+    x.shape().last().copied().map_or(0, size)
+}
+
+struct AddNormStep {
     eps: f32,
+    scale: f32,
+    constants: Arc<[HostConstant]>,
 }
 
-impl HostOp for AddNormOp {
+impl Step for AddNormStep {
     fn name(&self) -> &'static str {
         "add_rms_norm"
-    }
-
-    fn outputs(&self, inputs: &[&Array]) -> mlex_core::Result<Vec<HostOutput>> {
-        let output = HostOutput::new(inputs[0].shape(), inputs[0].dtype());
-        Ok(vec![output.clone(), output])
     }
 
     fn run(
@@ -71,41 +147,27 @@ impl HostOp for AddNormOp {
         outputs: &mut [HostViewMut<'_>],
     ) -> mlex_core::Result<()> {
         let [sum, normed] = outputs else {
-            return Err(mlex_core::Error::format(
-                "outputs",
-                "2",
-                outputs.len().to_string(),
-            ));
+            return Err(super::outputs_error(2, outputs));
         };
-        let size = inputs[0].shape().last().copied().map_or(0, super::size);
-        let weight = Some(floats(&inputs[2])?);
+        let weight = floats(&self.constants[0].view())?;
+        let size = columns(&inputs[0]);
         by_dtype!(inputs[0].dtype(), T => {
-            let sum = sum.as_mut_slice::<T>()?;
-            let (x, residual) = (inputs[0].as_slice::<T>()?, inputs[1].as_slice::<T>()?);
-            for ((sum, x), residual) in sum.iter_mut().zip(x).zip(residual) {
-                *sum = *x + *residual;
-            }
-            mlex_kernels::rms_norm(normed.as_mut_slice::<T>()?, sum, size, weight, self.eps)
+            let outputs = [sum.as_mut_slice::<T>()?, normed.as_mut_slice::<T>()?];
+            let inputs = [inputs[0].as_slice::<T>()?, inputs[1].as_slice::<T>()?];
+            mlex_kernels::add_rms_norm(outputs, inputs, self.scale, size, weight, self.eps)
         })
         .map_err(kernel_error(self.name()))
     }
 }
 
-fn norm(op: NormOp, x: &Array, parameters: &[&Array]) -> Result<Option<Array>> {
-    if !applies(x)? || !parameters.iter().all(|array| keeps_dtype(x, array)) {
-        return Ok(None);
-    }
-    let inputs: Vec<&Array> = [x].into_iter().chain(parameters.iter().copied()).collect();
-    Ok(Some(single(op, &inputs)?))
-}
-
-struct NormOp {
+struct NormStep {
     eps: f32,
     /// Layer norm: the mean is taken off first.
     centered: bool,
+    constants: Arc<[HostConstant]>,
 }
 
-impl HostOp for NormOp {
+impl Step for NormStep {
     fn name(&self) -> &'static str {
         if self.centered {
             "layer_norm"
@@ -114,19 +176,16 @@ impl HostOp for NormOp {
         }
     }
 
-    fn outputs(&self, inputs: &[&Array]) -> mlex_core::Result<Vec<HostOutput>> {
-        Ok(vec![HostOutput::new(inputs[0].shape(), inputs[0].dtype())])
-    }
-
     fn run(
         &self,
         inputs: &[HostView<'_>],
         outputs: &mut [HostViewMut<'_>],
     ) -> mlex_core::Result<()> {
         let x = inputs[0];
-        let size = x.shape().last().copied().map_or(0, super::size);
-        let weight = Some(floats(&inputs[1])?);
-        let bias = inputs.get(2).map(floats).transpose()?;
+        let size = columns(&x);
+        let weight = Some(floats(&self.constants[0].view())?);
+        let bias = self.constants.get(1).map(|bias| floats(&bias.view()));
+        let bias = bias.transpose()?;
         by_dtype!(x.dtype(), T => {
             let (out, x) = (outputs[0].as_mut_slice::<T>()?, x.as_slice::<T>()?);
             if self.centered {

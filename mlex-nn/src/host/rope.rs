@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use mlex_core::{Array, HostOp, HostOutput, HostView, HostViewMut};
+use mlex_core::{Array, HostView, HostViewMut};
 use mlex_kernels::{Frequencies, Heads, RopeOptions};
 
-use super::{applies, by_dtype, heads, kernel_error, single, size};
+use super::sequence::{Sequence, Step};
+use super::{applies, by_dtype, heads, kernel_error, size};
 use crate::Result;
 
 /// The settings of a rotation.
@@ -23,30 +24,26 @@ pub(crate) fn rope(x: &Array, kernel: &RopeKernel, offsets: &[i32]) -> Result<Op
     if !applies(x)? || x.ndim() != 4 {
         return Ok(None);
     }
-    let op = RopeOp {
+    let mut sequence = Sequence::default();
+    // Heads are usually a transposed view of a projection.
+    let value = sequence.input_with(x, false);
+    let y = sequence.output(x.shape(), x.dtype());
+    let step = RopeStep {
         kernel: kernel.clone(),
         offsets: offsets.to_vec(),
     };
-    Ok(Some(single(op, &[x])?))
+    sequence.step(step, &[value], &[y]);
+    Ok(sequence.finish(&[y])?.pop())
 }
 
-struct RopeOp {
+struct RopeStep {
     kernel: RopeKernel,
     offsets: Vec<i32>,
 }
 
-impl HostOp for RopeOp {
+impl Step for RopeStep {
     fn name(&self) -> &'static str {
         "rope"
-    }
-
-    fn outputs(&self, inputs: &[&Array]) -> mlex_core::Result<Vec<HostOutput>> {
-        Ok(vec![HostOutput::new(inputs[0].shape(), inputs[0].dtype())])
-    }
-
-    fn contiguous(&self, _index: usize) -> bool {
-        // Heads are usually a transposed view of a projection.
-        false
     }
 
     fn run(

@@ -96,14 +96,20 @@ pub(super) fn nibbles(w: &Weights<'_>) -> bool {
 }
 
 impl<'a> Activations<'a> {
-    /// Converts rows of `w.k` values; `None` if one is not finite.
+    /// Whether all values can be converted.
+    pub(crate) fn finite(x: &[f32]) -> bool {
+        // Without a branch, so that it is done in vectors.
+        x.iter().fold(true, |all, x| all & x.is_finite())
+    }
+
+    /// Converts rows of `w.k` finite values.
     pub(crate) fn new(
         x: &[f32],
         w: &Weights<'_>,
         digits: &'a mut Buffer,
         lanes: &'a mut Buffer,
         sums: &'a mut Buffer,
-    ) -> Option<Self> {
+    ) -> Self {
         let rows = x.len() / w.k;
         let (block, bytes) = if nibbles(w) { (128, 384) } else { (64, 192) };
         let blocks = w.k.div_ceil(block);
@@ -111,22 +117,21 @@ impl<'a> Activations<'a> {
         let digits = &mut digits.bytes(rows * blocks * bytes)[..rows * blocks * bytes];
         let lanes = &mut lanes.floats(rows * blocks * 16)[..rows * blocks * 16];
         let sums = &mut sums.floats(rows * groups)[..rows * groups];
-        let mut finite = true;
         for (row, x) in x.chunks_exact(w.k).enumerate() {
             let digits = &mut digits[row * blocks * bytes..][..blocks * bytes];
             let lanes = &mut lanes[row * blocks * 16..][..blocks * 16];
             let sums = &mut sums[row * groups..][..groups];
             // SAFETY: `Weights` are only used at the level that has the instructions.
-            finite &= unsafe { convert(x, w, digits, lanes, sums) };
+            unsafe { convert(x, w, digits, lanes, sums) };
         }
-        finite.then_some(Self {
+        Self {
             digits,
             lanes,
             sums,
             blocks,
             groups,
             rows,
-        })
+        }
     }
 }
 
@@ -157,14 +162,13 @@ unsafe fn convert(
     digits: &mut [u8],
     lanes: &mut [f32],
     sums: &mut [f32],
-) -> bool {
+) {
     let nibbles = nibbles(w);
     let (block, bytes) = if nibbles { (128, 384) } else { (64, 192) };
     // In 8 products of a nibble, or 4 of up to 6 bits, three digits stay below 2^31.
     let limit = LARGEST[1];
     digits[(w.k / block) * bytes..].fill(0);
     lanes[(w.k / block) * 16..].fill(0.0);
-    let mut finite = true;
     let mut natural = [0i8; 96];
     for (i, x) in x.chunks(32).enumerate() {
         let (at, inside) = (i * 32 / block, i * 32 % block);
@@ -189,11 +193,9 @@ unsafe fn convert(
                 split_block(x, 3, limit, to.as_mut_ptr().add(inside).cast(), 64)
             }
         };
-        finite &= !scale.is_nan();
         let lane = inside * 16 / block;
         lanes[at * 16 + lane..][..512 / block].fill(scale);
     }
     // SAFETY: as the caller's.
     unsafe { group_sums(x, w.group, sums) };
-    finite
 }

@@ -5,9 +5,16 @@ use std::arch::x86_64::*;
 use super::digits::Activations;
 use super::{Code, Weights, codes, fp4_table, group_factors};
 
-/// How far ahead of the codes in use the next are asked for, in bytes. Rows follow each
-/// other in memory, so this runs into the rows that come next.
+/// How far behind the rows in use codes are asked for, in bytes.
+///
+/// One core waits for too few cache lines at a time to keep the memory busy; the rest is up to
+/// the CPU's own prefetcher, which follows lines that are asked for one after the other, evenly.
+/// So lines are asked for in the order of memory, one in each step, although several rows are in
+/// use at a time.
 const AHEAD: usize = 3072;
+
+/// The most bytes of rows that are in use at a time; more would not stay in the L1 cache.
+const MAX_WINDOW: usize = 12 << 10;
 
 /// `out[m * stride + n] = x[m] . w[first + n]` for `n < count`; at most 4 rows `m`.
 ///
@@ -40,12 +47,18 @@ pub(crate) fn matvec(
             }
         };
     }
+    let window = |rows: usize| rows * w.row_bytes() <= MAX_WINDOW;
     match x.rows {
         0 => {}
-        1 => widths!(1, 4),
-        2 => widths!(2, 2),
-        3 => widths!(3, 2),
-        4 => widths!(4, 2),
+        1 if window(4) => widths!(1, 4),
+        1 if window(2) => widths!(1, 2),
+        1 => widths!(1, 1),
+        2 if window(2) => widths!(2, 2),
+        2 => widths!(2, 1),
+        3 if window(2) => widths!(3, 2),
+        3 => widths!(3, 1),
+        4 if window(2) => widths!(4, 2),
+        4 => widths!(4, 1),
         rows => unreachable!("{rows} rows of x"),
     }
 }
@@ -112,6 +125,8 @@ unsafe fn group<const R: usize, const M: usize, const BITS: usize, const FP4: bo
     let table = fp4_table();
     let codes_at = w.packed.as_ptr().wrapping_add(row * row_bytes);
     let mut acc = [[_mm512_setzero_ps(); M]; R];
+    let next_codes = codes_at.wrapping_add((R - 1) * row_bytes + AHEAD);
+    prefetch_factors(w, row, R, R + AHEAD / row_bytes);
     let mut at = 0;
     let mut first = 0;
     while first < groups {
@@ -137,7 +152,8 @@ unsafe fn group<const R: usize, const M: usize, const BITS: usize, const FP4: bo
             let mut lane_scales = [_mm512_setzero_ps(); R];
             for r in 0..R {
                 let from = codes_at.wrapping_add(r * row_bytes + at * block * BITS / 8);
-                _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(AHEAD).cast());
+                let line = next_codes.wrapping_add((at * R + r) * 64);
+                _mm_prefetch::<_MM_HINT_T0>(line.cast());
                 // SAFETY: the loads are masked to the codes that are left of the row.
                 unsafe {
                     if nibbles {
@@ -221,6 +237,19 @@ unsafe fn group<const R: usize, const M: usize, const BITS: usize, const FP4: bo
         }
     }
     sums
+}
+
+/// Asks for the scales and biases of as many rows as there are in use, `ahead` rows further.
+#[inline]
+fn prefetch_factors(w: &Weights<'_>, row: usize, rows: usize, ahead: usize) {
+    let bytes = w.groups() * w.scale_type.size();
+    for factors in [Some(w.scales), w.biases].into_iter().flatten() {
+        let from = factors.as_ptr().wrapping_add((row + ahead) * bytes);
+        for line in 0..(rows * bytes).div_ceil(64) {
+            // SAFETY: SSE is part of x86-64, and a prefetch of a bad address does nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line * 64).cast()) };
+        }
+    }
 }
 
 /// The sums of four vectors.

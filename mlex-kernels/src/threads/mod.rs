@@ -7,18 +7,26 @@
 //! still waking up.
 #![allow(unsafe_code)]
 
+mod tiles;
+
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
-use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
+pub(crate) use tiles::{
+    Columns, RowBlock, Rows, parallel_blocks, parallel_chunks, parallel_columns,
+};
+
 /// How long a worker without a job spins, and then yields, before it parks.
 const SPIN: Duration = Duration::from_micros(50);
-const YIELD: Duration = Duration::from_micros(150);
+const YIELD: Duration = Duration::from_millis(2);
+
+/// The most threads.
+const MAX_THREADS: usize = 256;
 
 /// Bit of `Pool::state` that says that no worker may join any more.
 const CLOSED: u64 = 1 << 31;
@@ -30,7 +38,8 @@ type Task<'a> = dyn Fn(usize) + Sync + 'a;
 /// The job that is open, or the last one. Only read by a worker that joined.
 struct Job {
     task: *const Task<'static>,
-    tasks: usize,
+    /// How many threads the tasks are cut for.
+    threads: usize,
 }
 
 /// Own cache line: these are written by all threads.
@@ -40,8 +49,10 @@ struct Line<T>(T);
 struct Pool {
     /// Job number in the high half, then [`CLOSED`] and [`JOINED`].
     state: Line<AtomicU64>,
-    /// The next task to hand out.
-    next: Line<AtomicUsize>,
+    /// For each thread, the tasks that are its own: the next in the low half, the end in the
+    /// high half. Its own tasks follow each other, so that what they read is one stretch of
+    /// memory; who has none left takes the last of another.
+    ranges: Box<[Line<AtomicU64>]>,
     /// How many of the workers that joined are done.
     finished: Line<AtomicUsize>,
     job: UnsafeCell<Job>,
@@ -75,11 +86,11 @@ fn pool() -> &'static Pool {
     fn nothing(_: usize) {}
     POOL.get_or_init(|| Pool {
         state: Line(AtomicU64::new(CLOSED)),
-        next: Line(AtomicUsize::new(0)),
+        ranges: (0..MAX_THREADS).map(|_| Line(AtomicU64::new(0))).collect(),
         finished: Line(AtomicUsize::new(0)),
         job: UnsafeCell::new(Job {
             task: &nothing as &Task<'static>,
-            tasks: 0,
+            threads: 0,
         }),
         panic: Mutex::new(None),
         limit: AtomicUsize::new(physical_cores()),
@@ -92,7 +103,7 @@ pub fn set_threads(threads: usize) {
     let threads = if threads == 0 {
         physical_cores()
     } else {
-        threads.min(1024)
+        threads.min(MAX_THREADS)
     };
     pool().limit.store(threads, Ordering::Relaxed);
 }
@@ -135,6 +146,8 @@ pub fn physical_cores() -> usize {
 /// pool stays usable.
 pub fn parallel_for(tasks: usize, task: impl Fn(usize) + Sync) {
     let pool = pool();
+    // More would not fit the halves of a range; nobody has so many.
+    assert!(u32::try_from(tasks).is_ok());
     let threads = threads().min(tasks);
     if threads <= 1 || IN_TASK.get() {
         return (0..tasks).for_each(task);
@@ -156,14 +169,20 @@ pub fn parallel_for(tasks: usize, task: impl Fn(usize) + Sync) {
 impl Pool {
     /// Runs one job. The caller holds `workers`, so there is no other.
     fn run(&self, workers: &[Worker], tasks: usize, task: &Task<'_>) {
+        let threads = workers.len() + 1;
         // SAFETY: only the lifetime is changed. The pointer is used by workers that joined
         // this job, and this function does not return before all of them have finished.
         let task: *const Task<'static> = unsafe {
             std::mem::transmute::<*const Task<'_>, *const Task<'static>>(std::ptr::from_ref(task))
         };
         // SAFETY: the last job is closed and its workers have finished (see `Sync`).
-        unsafe { *self.job.get() = Job { task, tasks } };
-        self.next.0.store(0, Ordering::Relaxed);
+        unsafe { *self.job.get() = Job { task, threads } };
+        for (thread, range) in self.ranges.iter().enumerate().take(threads) {
+            let start = tasks * thread / threads;
+            let end = tasks * (thread + 1) / threads;
+            let range_of = (end as u64) << 32 | start as u64;
+            range.0.store(range_of, Ordering::Relaxed);
+        }
         self.finished.0.store(0, Ordering::Relaxed);
         let number = (self.state.0.load(Ordering::Relaxed) >> 32).wrapping_add(1) & 0xffff_ffff;
         self.state.0.store(number << 32, Ordering::SeqCst);
@@ -173,7 +192,7 @@ impl Pool {
             }
         }
 
-        self.work();
+        self.work(0);
 
         let joined = (self.state.0.fetch_or(CLOSED, Ordering::SeqCst) & JOINED) as usize;
         let mut spins = 0u32;
@@ -197,28 +216,52 @@ impl Pool {
     }
 
     /// Runs tasks of the open job until none is left. Never unwinds.
-    fn work(&self) {
+    fn work(&self, thread: usize) {
         // SAFETY: called by the job's owner, and by workers that joined it.
-        let (task, tasks) = unsafe {
+        let (task, threads) = unsafe {
             let job = &*self.job.get();
-            (&*job.task, job.tasks)
+            (&*job.task, job.threads)
         };
         IN_TASK.set(true);
         let result = catch_unwind(AssertUnwindSafe(|| {
-            loop {
-                let index = self.next.0.fetch_add(1, Ordering::Relaxed);
-                if index >= tasks {
-                    break;
-                }
+            while let Some(index) = self.take(thread, threads) {
                 task(index);
             }
         }));
         IN_TASK.set(false);
         if let Err(payload) = result {
-            self.next.0.store(tasks, Ordering::Relaxed);
+            for range in self.ranges.iter().take(threads) {
+                range.0.store(0, Ordering::Relaxed);
+            }
             let mut slot = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
             slot.get_or_insert(payload);
         }
+    }
+
+    /// The next task of a thread's own, or the last of another's.
+    fn take(&self, thread: usize, threads: usize) -> Option<usize> {
+        let split = |range: u64| (range & 0xffff_ffff, range >> 32);
+        let taken =
+            self.ranges[thread]
+                .0
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |range| {
+                    let (next, end) = split(range);
+                    (next < end).then_some(range + 1)
+                });
+        if let Ok(range) = taken {
+            return Some(split(range).0 as usize);
+        }
+        (1..threads).find_map(|i| {
+            let taken = self.ranges[(thread + i) % threads].0.fetch_update(
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+                |range| {
+                    let (next, end) = split(range);
+                    (next < end).then(|| range - (1 << 32))
+                },
+            );
+            taken.ok().map(|range| split(range).1 as usize - 1)
+        })
     }
 
     /// Joins the open job if there is one that this worker has not seen.
@@ -242,7 +285,7 @@ impl Pool {
         let mut idle = Instant::now();
         loop {
             if self.join(&mut seen, index) {
-                self.work();
+                self.work(index);
                 self.finished.0.fetch_add(1, Ordering::Release);
                 idle = Instant::now();
                 continue;
@@ -284,219 +327,6 @@ fn spawn(index: usize) -> Option<Worker> {
         thread: handle.thread().clone(),
         asleep,
     })
-}
-
-/// How an array of `[planes, rows, columns]` is cut into tiles, one task each.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Tiling {
-    /// Number of planes.
-    pub(crate) planes: usize,
-    /// Rows of a plane.
-    pub(crate) rows: usize,
-    /// Columns of a plane.
-    pub(crate) columns: usize,
-    /// Rows of a tile; the last may have fewer.
-    pub(crate) tile_rows: usize,
-    /// Columns of a tile; the last may have fewer.
-    pub(crate) tile_columns: usize,
-}
-
-/// One tile of an array that is being written by several threads.
-pub(crate) struct Tile<'a, T> {
-    /// The plane it lies in.
-    pub(crate) plane: usize,
-    /// Its first row in the plane.
-    pub(crate) row: usize,
-    /// Its first column in the plane.
-    pub(crate) column: usize,
-    /// Its number of rows.
-    pub(crate) rows: usize,
-    /// Its number of columns.
-    pub(crate) columns: usize,
-    start: *mut T,
-    stride: usize,
-    data: PhantomData<&'a mut [T]>,
-}
-
-impl<T> Tile<'_, T> {
-    /// Row `row` of the tile.
-    pub(crate) fn row_mut(&mut self, row: usize) -> &mut [T] {
-        assert!(row < self.rows);
-        // SAFETY: the row lies inside of the array (`parallel_tiles` checked its length and
-        // `row < rows`), and inside of this tile, which no other task has.
-        unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.stride), self.columns) }
-    }
-}
-
-struct SendPtr<T>(*mut T);
-
-// SAFETY: the pointer is only used to make tiles that do not overlap, of a `T: Send`.
-unsafe impl<T: Send> Sync for SendPtr<T> {}
-
-impl<T> SendPtr<T> {
-    fn get(&self) -> *mut T {
-        self.0
-    }
-}
-
-/// Runs `task` once for every tile of `data`, on the pool.
-///
-/// # Panics
-/// When `data` is not as long as the tiling says, or a task panics.
-pub(crate) fn parallel_tiles<T: Send>(
-    data: &mut [T],
-    tiling: Tiling,
-    task: impl Fn(Tile<'_, T>) + Sync,
-) {
-    let Tiling {
-        planes,
-        rows,
-        columns,
-        tile_rows,
-        tile_columns,
-    } = tiling;
-    assert!(tile_rows > 0 && tile_columns > 0);
-    let length = planes
-        .checked_mul(rows)
-        .and_then(|n| n.checked_mul(columns));
-    assert_eq!(length, Some(data.len()));
-    if data.is_empty() {
-        return;
-    }
-    let down = rows.div_ceil(tile_rows);
-    let across = columns.div_ceil(tile_columns);
-    let start = SendPtr(data.as_mut_ptr());
-    parallel_for(planes * down * across, |index| {
-        // Columns vary slowest inside a plane: neighbours in time share a panel of weights.
-        let (plane, rest) = (index / (down * across), index % (down * across));
-        let (row, column) = (rest % down * tile_rows, rest / down * tile_columns);
-        let offset = (plane * rows + row) * columns + column;
-        task(Tile {
-            plane,
-            row,
-            column,
-            rows: tile_rows.min(rows - row),
-            columns: tile_columns.min(columns - column),
-            // SAFETY: `row < rows` and `column < columns`, so the offset is inside of `data`.
-            start: unsafe { start.get().add(offset) },
-            stride: columns,
-            data: PhantomData,
-        });
-    });
-}
-
-/// Rows of a two-dimensional array that are cut into tiles of some columns.
-#[derive(Debug, Clone)]
-pub(crate) struct RowBlock {
-    /// The rows, none of them in another block.
-    pub(crate) rows: std::ops::Range<usize>,
-    /// Columns of a tile; the last may have fewer.
-    pub(crate) tile_columns: usize,
-}
-
-/// Runs `task(block, tile)` once for every tile of the blocks of `data`, on the pool. The
-/// tile's `plane` is the block's number, and its `row` counts from the array's first.
-///
-/// # Panics
-/// When the blocks do not ascend or leave `data`, or a task panics.
-pub(crate) fn parallel_blocks<T: Send>(
-    data: &mut [T],
-    columns: usize,
-    blocks: &[RowBlock],
-    task: impl Fn(Tile<'_, T>) + Sync,
-) {
-    let mut end = 0;
-    let mut firsts = Vec::with_capacity(blocks.len());
-    let mut tasks = 0;
-    for block in blocks {
-        assert!(block.rows.start >= end && block.rows.end >= block.rows.start);
-        assert!(block.tile_columns > 0);
-        end = block.rows.end;
-        firsts.push(tasks);
-        tasks += if block.rows.is_empty() {
-            0
-        } else {
-            columns.div_ceil(block.tile_columns)
-        };
-    }
-    assert!(
-        end.checked_mul(columns)
-            .is_some_and(|length| length <= data.len())
-    );
-    let start = SendPtr(data.as_mut_ptr());
-    parallel_for(tasks, |index| {
-        let number = firsts.partition_point(|&first| first <= index) - 1;
-        let block = &blocks[number];
-        let column = (index - firsts[number]) * block.tile_columns;
-        task(Tile {
-            plane: number,
-            row: block.rows.start,
-            column,
-            rows: block.rows.len(),
-            columns: block.tile_columns.min(columns - column),
-            // SAFETY: the row and the column are inside of `data`, and no other tile has them.
-            start: unsafe { start.get().add(block.rows.start * columns + column) },
-            stride: columns,
-            data: PhantomData,
-        });
-    });
-}
-
-/// The rows of an array that tasks write, each taken by one task.
-pub(crate) struct Rows<'a, T> {
-    start: SendPtr<T>,
-    length: usize,
-    taken: Vec<AtomicBool>,
-    data: PhantomData<&'a mut [T]>,
-}
-
-// SAFETY: rows are handed out once each, as slices of a `T: Send`.
-unsafe impl<T: Send> Sync for Rows<'_, T> {}
-
-impl<'a, T> Rows<'a, T> {
-    /// Cuts `data` into rows of `length`.
-    pub(crate) fn new(data: &'a mut [T], length: usize) -> Self {
-        let count = data.len().checked_div(length).unwrap_or(0);
-        Self {
-            start: SendPtr(data.as_mut_ptr()),
-            length,
-            taken: (0..count).map(|_| AtomicBool::new(false)).collect(),
-            data: PhantomData,
-        }
-    }
-
-    /// Row `index`.
-    ///
-    /// # Panics
-    /// When there is no such row, or it was taken before.
-    #[allow(clippy::mut_from_ref, reason = "each row is handed out once")]
-    pub(crate) fn take(&self, index: usize) -> &'a mut [T] {
-        assert!(
-            !self.taken[index].swap(true, Ordering::Relaxed),
-            "row {index} was taken"
-        );
-        // SAFETY: the row is inside of the array, and nobody else has it.
-        unsafe {
-            std::slice::from_raw_parts_mut(self.start.get().add(index * self.length), self.length)
-        }
-    }
-}
-
-/// Cuts `data` into chunks of `chunk` elements (the last may be shorter) and runs
-/// `task(first element, chunk)` for each on the pool.
-pub(crate) fn parallel_chunks<T: Send>(
-    data: &mut [T],
-    chunk: usize,
-    task: impl Fn(usize, &mut [T]) + Sync,
-) {
-    let tiling = Tiling {
-        planes: 1,
-        rows: 1,
-        columns: data.len(),
-        tile_rows: 1,
-        tile_columns: chunk.max(1),
-    };
-    parallel_tiles(data, tiling, |mut tile| task(tile.column, tile.row_mut(0)));
 }
 
 #[cfg(test)]
@@ -560,38 +390,5 @@ mod tests {
             assert_eq!(sum.load(Ordering::Relaxed), 120);
             thread::sleep(Duration::from_millis(2));
         }
-    }
-
-    #[test]
-    fn tiles_cover_the_array_without_overlap() {
-        let tiling = Tiling {
-            planes: 3,
-            rows: 5,
-            columns: 7,
-            tile_rows: 2,
-            tile_columns: 3,
-        };
-        let mut data = vec![0u32; 3 * 5 * 7];
-        parallel_tiles(&mut data, tiling, |mut tile| {
-            for row in 0..tile.rows {
-                let first = (tile.plane * 5 + tile.row + row) * 7 + tile.column;
-                for (i, value) in tile.row_mut(row).iter_mut().enumerate() {
-                    *value += (first + i) as u32 + 1;
-                }
-            }
-        });
-        assert!(data.iter().enumerate().all(|(i, &v)| v == i as u32 + 1));
-    }
-
-    #[test]
-    fn chunks_cover_the_slice() {
-        let mut data = vec![0usize; 1001];
-        parallel_chunks(&mut data, 10, |first, chunk| {
-            for (i, value) in chunk.iter_mut().enumerate() {
-                *value += first + i;
-            }
-        });
-        assert!(data.iter().enumerate().all(|(i, &v)| v == i));
-        parallel_chunks(&mut [0u8; 0], 10, |_, _| unreachable!());
     }
 }

@@ -1,0 +1,320 @@
+//! Few rows of activations against rows of weights, straight from the form that they are kept
+//! in: bound by reading the weights. Several matrices of the same activations are one job of
+//! the pool, because a decode step is a row of such jobs of a few microseconds.
+
+use std::ops::Range;
+
+use half::{bf16, f16};
+
+use crate::Element;
+use crate::simd::elementwise::{Gate, NarrowGated};
+use crate::simd::rows::{DenseRows, MAX_ROWS, Narrow, QuantizedRows, Widen};
+use crate::simd::scratch::{self, Buffer};
+use crate::simd::weights::{Code, Weights};
+use crate::simd::{Level, Vector};
+use crate::threads::{Columns, parallel_columns, threads};
+
+/// Bytes of weights that one task reads, about.
+const TASK: usize = 32 << 10;
+
+/// The most columns of a task.
+const MAX_COLUMNS: usize = 256;
+
+/// Rows of weights.
+#[derive(Clone, Copy)]
+pub(super) enum Operand<'a> {
+    F32(&'a [f32]),
+    F16(&'a [f16]),
+    Bf16(&'a [bf16]),
+    Quantized(Weights<'a>),
+}
+
+/// A matrix, and a bias for each of its rows or none.
+pub(super) struct Side<'a> {
+    pub(super) operand: Operand<'a>,
+    pub(super) bias: &'a [f32],
+}
+
+/// One output: the product of some activations with a matrix, or `gate(first) * second`.
+pub(super) struct Part<'a> {
+    pub(super) first: Side<'a>,
+    pub(super) second: Option<(Side<'a>, Gate)>,
+    /// Which of the activations.
+    pub(super) x: usize,
+    /// Columns of the output.
+    pub(super) columns: usize,
+}
+
+/// What is made of the activations before the job.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// f32 only.
+    Wide,
+    /// The sum of each group too.
+    Sums { group: usize },
+    /// Integers; see [`crate::simd::dot`].
+    #[cfg(target_arch = "x86_64")]
+    Digits { nibbles: bool, group: usize },
+}
+
+impl Form {
+    fn of(level: Level, operand: &Operand<'_>) -> Self {
+        let Operand::Quantized(w) = operand else {
+            return Self::Wide;
+        };
+        let group = w.group;
+        #[cfg(target_arch = "x86_64")]
+        if level == Level::Avx512Dot && w.code != Code::Fp8 {
+            let nibbles = w.bits == 4;
+            return Self::Digits { nibbles, group };
+        }
+        let _ = (level, Code::Fp8);
+        Self::Sums { group }
+    }
+}
+
+/// Computes `outputs[i]` as `parts[i]` says. Each of `xs` has at most [`MAX_ROWS`] rows of `k`.
+pub(super) fn run<T: Element>(
+    level: Level,
+    outputs: &mut [&mut [T]],
+    xs: &[&[T]],
+    k: usize,
+    parts: &[Part<'_>],
+) {
+    assert_eq!(outputs.len(), parts.len());
+    let mut done = 0;
+    while done < parts.len() {
+        // As many as take the activations in one form.
+        let form = Form::of(level, &parts[done].first.operand);
+        let same = |part: &Part<'_>| {
+            let second = part.second.as_ref().map(|(side, _)| side);
+            let mut sides = std::iter::once(&part.first).chain(second);
+            sides.all(|side| Form::of(level, &side.operand) == form)
+        };
+        let count = parts[done..].iter().take_while(|part| same(part)).count();
+        // A gate and its product that differ in form: see `can_gate`.
+        let count = count.max(1);
+        let range = done..done + count;
+        run_form(
+            level,
+            &mut outputs[range.clone()],
+            xs,
+            k,
+            &parts[range],
+            form,
+        );
+        done += count;
+    }
+}
+
+/// Whether two matrices can be the sides of one part.
+pub(super) fn can_gate(level: Level, gate: &Operand<'_>, up: &Operand<'_>) -> bool {
+    Form::of(level, gate) == Form::of(level, up)
+}
+
+fn run_form<T: Element>(
+    level: Level,
+    outputs: &mut [&mut [T]],
+    xs: &[&[T]],
+    k: usize,
+    parts: &[Part<'_>],
+    form: Form,
+) {
+    let mut arrays: Vec<Columns<'_, T>> = outputs
+        .iter_mut()
+        .zip(parts)
+        .map(|(data, part)| Columns {
+            rows: xs[part.x].len() / k,
+            columns: part.columns,
+            tile_columns: task_columns(part, k),
+            data: &mut **data,
+        })
+        .collect();
+    // The rows of all activations, one after another.
+    let starts: Vec<usize> = xs
+        .iter()
+        .scan(0, |next, x| {
+            let start = *next;
+            *next += x.len() / k;
+            Some(start)
+        })
+        .collect();
+    let rows: usize = xs.iter().map(|x| x.len() / k).sum();
+    scratch::with(0, |[wide, first, second, third]| {
+        let wide = &mut wide.floats(rows * k)[..rows * k];
+        for (from, start) in xs.iter().zip(&starts) {
+            let to = &mut wide[start * k..][..from.len()];
+            level.dispatch(Widen { from, to });
+        }
+        let x = Prepared::new(wide, k, form, parts, [first, second, third]);
+        parallel_columns(&mut arrays, |mut tile| {
+            let part = &parts[tile.plane];
+            let rows = starts[part.x]..starts[part.x] + tile.rows;
+            let (first, count) = (tile.column, tile.columns);
+            let product = |side: &Side<'_>, out: &mut [f32]| {
+                x.product(level, &side.operand, rows.clone(), first, count, out);
+            };
+            let bias = |side: &Side<'_>| match side.bias {
+                [] => 0..0,
+                _ => first..first + count,
+            };
+            let mut sums = [0.0; MAX_ROWS * MAX_COLUMNS];
+            product(&part.first, &mut sums);
+            let Some((second, function)) = &part.second else {
+                for (i, from) in sums.chunks_exact(count).enumerate().take(tile.rows) {
+                    level.dispatch(Narrow {
+                        from,
+                        bias: &part.first.bias[bias(&part.first)],
+                        to: tile.row_mut(i),
+                    });
+                }
+                return;
+            };
+            let mut more = [0.0; MAX_ROWS * MAX_COLUMNS];
+            product(second, &mut more);
+            for i in 0..tile.rows {
+                let row = i * count..(i + 1) * count;
+                level.dispatch(NarrowGated {
+                    gate: &sums[row.clone()],
+                    up: &more[row],
+                    biases: [
+                        &part.first.bias[bias(&part.first)],
+                        &second.bias[bias(second)],
+                    ],
+                    function: *function,
+                    to: tile.row_mut(i),
+                });
+            }
+        });
+    });
+}
+
+/// Columns of a task.
+fn task_columns(part: &Part<'_>, k: usize) -> usize {
+    let bytes = |side: &Side<'_>| match &side.operand {
+        Operand::F32(_) => 4 * k,
+        Operand::F16(_) | Operand::Bf16(_) => 2 * k,
+        Operand::Quantized(w) => w.row_bytes() + w.groups() * w.scale_type.size() * 2,
+    };
+    let second = part.second.as_ref().map_or(0, |(side, _)| bytes(side));
+    let by_size = (TASK / (bytes(&part.first) + second).max(1)).max(8);
+    let by_threads = part.columns.div_ceil(4 * threads());
+    by_size
+        .min(by_threads)
+        .next_multiple_of(8)
+        .clamp(8, MAX_COLUMNS)
+}
+
+/// Rows of activations as the products read them.
+struct Prepared<'a> {
+    wide: &'a [f32],
+    k: usize,
+    groups: usize,
+    sums: &'a [f32],
+    #[cfg(target_arch = "x86_64")]
+    digits: Option<crate::simd::dot::Activations<'a>>,
+}
+
+impl<'a> Prepared<'a> {
+    fn new(
+        wide: &'a [f32],
+        k: usize,
+        form: Form,
+        parts: &[Part<'_>],
+        [first, second, third]: [&'a mut Buffer; 3],
+    ) -> Self {
+        let mut prepared = Self {
+            wide,
+            k,
+            groups: 0,
+            sums: &[],
+            #[cfg(target_arch = "x86_64")]
+            digits: None,
+        };
+        let group = match form {
+            Form::Wide => return prepared,
+            Form::Sums { group } => group,
+            #[cfg(target_arch = "x86_64")]
+            Form::Digits { group, .. } => group,
+        };
+        prepared.groups = k / group;
+        #[cfg(target_arch = "x86_64")]
+        let first = if let (Form::Digits { .. }, Some(Operand::Quantized(like))) =
+            (form, parts.first().map(|part| &part.first.operand))
+        {
+            use crate::simd::dot::Activations;
+            // None where a number is not finite, which f32 products pass on.
+            if Activations::finite(wide) {
+                prepared.digits = Some(Activations::new(wide, like, first, second, third));
+                return prepared;
+            }
+            first
+        } else {
+            first
+        };
+        let _ = (second, third, parts);
+        let count = wide.len() / group;
+        let sums = &mut first.floats(count)[..count];
+        for (sum, x) in sums.iter_mut().zip(wide.chunks_exact(group)) {
+            *sum = x.iter().sum();
+        }
+        prepared.sums = sums;
+        prepared
+    }
+
+    /// `out[m, i] = x[rows.start + m] . w[first + i]`
+    fn product(
+        &self,
+        level: Level,
+        operand: &Operand<'_>,
+        rows: Range<usize>,
+        first: usize,
+        count: usize,
+        out: &mut [f32],
+    ) {
+        match operand {
+            Operand::F32(w) => self.dense(level, w, rows, first, count, out),
+            Operand::F16(w) => self.dense(level, w, rows, first, count, out),
+            Operand::Bf16(w) => self.dense(level, w, rows, first, count, out),
+            Operand::Quantized(w) => {
+                #[cfg(target_arch = "x86_64")]
+                if let Some(digits) = &self.digits {
+                    crate::simd::dot::matvec(w, &digits.rows(rows), first, count, out, count);
+                    return;
+                }
+                level.dispatch(QuantizedRows {
+                    w,
+                    x: &self.wide[rows.start * self.k..],
+                    sums: &self.sums[rows.start * self.groups..],
+                    rows: rows.len(),
+                    first,
+                    count,
+                    out,
+                    stride: count,
+                });
+            }
+        }
+    }
+
+    fn dense<W: Vector>(
+        &self,
+        level: Level,
+        w: &[W],
+        rows: Range<usize>,
+        first: usize,
+        count: usize,
+        out: &mut [f32],
+    ) {
+        let k = self.k;
+        level.dispatch(DenseRows {
+            w,
+            x: &self.wide[rows.start * k..rows.end * k],
+            k,
+            rows: rows.len(),
+            first,
+            count,
+            out,
+            stride: count,
+        });
+    }
+}

@@ -1,0 +1,358 @@
+//! Several operations of the kernels in one node of MLX's graph.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use mlex_core::{Array, Dtype, HostBuffer, HostOp, HostOutput, HostView, HostViewMut, host_op};
+
+use smallvec::SmallVec;
+
+use super::{applies, on_cpu};
+use crate::Result;
+
+/// One operation of a [`Sequence`].
+pub(crate) trait Step: Send + Sync + 'static {
+    /// The name, for errors.
+    fn name(&self) -> &'static str;
+
+    /// Computes the outputs; each starts with any content, or as the input that it is in place
+    /// of, whose own view is empty then.
+    fn run(
+        &self,
+        inputs: &[HostView<'_>],
+        outputs: &mut [HostViewMut<'_>],
+    ) -> mlex_core::Result<()>;
+}
+
+/// Operations on the CPU, recorded to become one node of the graph.
+///
+/// A node costs some microseconds, several times what a norm takes, and the memory of its
+/// outputs. So the layers of a model are recorded one after the other, and what they compute on
+/// the way stays in memory that is used again and again. Layers that can be recorded have a
+/// `record` method, which says `None` where there is no kernel for what they do; the caller
+/// then drops the sequence and uses their `forward` methods.
+///
+/// ```
+/// use std::collections::BTreeMap;
+///
+/// use mlex_core::{Array, Device, Stream};
+/// use mlex_nn::{LazyTensor, QuantizationConfig, RmsNorm, Sequence, Weights};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let weight = LazyTensor::ready(Array::from_slice(&[2.0f32; 4], &[4])?);
+/// let tensors = BTreeMap::from([("weight".to_owned(), weight)]);
+/// let weights = Weights::new(tensors, QuantizationConfig::default());
+/// let norm = RmsNorm::load(&weights, 4, 0.0)?;
+/// Stream::new(Device::Cpu)?.scope(|| {
+///     let x = Array::from_slice(&[3.0f32, -3.0, 3.0, 3.0], &[1, 4])?;
+///     let Some((mut sequence, value)) = Sequence::start(&x)? else {
+///         return Ok(());
+///     };
+///     if let Some(normed) = norm.record(&mut sequence, value)? {
+///         let y = sequence.finish(&[normed])?;
+///         assert_eq!(y[0].as_slice::<f32>()?, [2.0, -2.0, 2.0, 2.0]);
+///     }
+///     Ok(())
+/// })
+/// # }
+/// ```
+#[derive(Default)]
+pub struct Sequence {
+    inputs: Vec<Array>,
+    contiguous: Vec<bool>,
+    slots: Vec<Slot>,
+    steps: Vec<Recorded>,
+}
+
+/// What a [`Sequence`] has computed, or been given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Value(usize);
+
+/// A shape; of up to four dimensions without memory of its own.
+pub(crate) type Shape = SmallVec<[i32; 4]>;
+
+struct Slot {
+    shape: Shape,
+    dtype: Dtype,
+    origin: Origin,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// An input of the node.
+    Input(usize),
+    /// Made by a step.
+    Made,
+    /// Made by a step in the memory of an input.
+    InPlace(usize),
+}
+
+struct Recorded {
+    step: Box<dyn Step>,
+    inputs: SmallVec<[usize; 6]>,
+    outputs: SmallVec<[usize; 4]>,
+}
+
+impl std::fmt::Debug for Sequence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let steps: Vec<&str> = self.steps.iter().map(|step| step.step.name()).collect();
+        f.debug_struct("Sequence").field("steps", &steps).finish()
+    }
+}
+
+impl Sequence {
+    /// A sequence on `x`; none where the kernels do not compute (another device, a dtype that
+    /// they do not have, switched off).
+    ///
+    /// # Errors
+    /// When there is no current stream.
+    pub fn start(x: &Array) -> Result<Option<(Self, Value)>> {
+        if !applies(x)? {
+            return Ok(None);
+        }
+        let mut sequence = Self::default();
+        let value = sequence.input(x);
+        Ok(Some((sequence, value)))
+    }
+
+    /// A sequence on token ids `[.., L]`; none as in [`start`](Self::start).
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_with_ids(ids: &Array) -> Result<Option<(Self, Value)>> {
+        if !on_cpu()? {
+            return Ok(None);
+        }
+        let mut sequence = Self::default();
+        let value = sequence.input(ids);
+        Ok(Some((sequence, value)))
+    }
+
+    /// Another array that steps use.
+    pub fn input(&mut self, array: &Array) -> Value {
+        self.input_with(array, true)
+    }
+
+    /// As [`input`](Self::input); one that need not be contiguous is given to steps as it lies.
+    pub(crate) fn input_with(&mut self, array: &Array, contiguous: bool) -> Value {
+        let origin = Origin::Input(self.inputs.len());
+        self.inputs.push(array.clone());
+        self.contiguous.push(contiguous);
+        self.slot(Shape::from_slice(array.shape()), array.dtype(), origin)
+    }
+
+    fn slot(&mut self, shape: Shape, dtype: Dtype, origin: Origin) -> Value {
+        self.slots.push(Slot {
+            shape,
+            dtype,
+            origin,
+        });
+        Value(self.slots.len() - 1)
+    }
+
+    /// An output of the next step, like a value.
+    pub(crate) fn output_like(&mut self, value: Value) -> Value {
+        let Slot { shape, dtype, .. } = &self.slots[value.0];
+        self.slot(shape.clone(), *dtype, Origin::Made)
+    }
+
+    /// The shape of a value.
+    pub fn shape(&self, value: Value) -> &[i32] {
+        &self.slots[value.0].shape
+    }
+
+    /// The element type of a value.
+    pub fn dtype(&self, value: Value) -> Dtype {
+        self.slots[value.0].dtype
+    }
+
+    /// An output of the next step.
+    pub(crate) fn output(&mut self, shape: &[i32], dtype: Dtype) -> Value {
+        self.slot(Shape::from_slice(shape), dtype, Origin::Made)
+    }
+
+    /// An output of the next step, in the memory of an input where nothing else refers to it.
+    /// It has to be one that the sequence finishes with.
+    pub(crate) fn output_in_place(&mut self, input: Value) -> Value {
+        let Slot { shape, dtype, .. } = &self.slots[input.0];
+        let (shape, dtype) = (shape.clone(), *dtype);
+        let origin = match self.slots[input.0].origin {
+            Origin::Input(index) => Origin::InPlace(index),
+            other => other,
+        };
+        self.slot(shape, dtype, origin)
+    }
+
+    /// Adds a step.
+    pub(crate) fn step(&mut self, step: impl Step, inputs: &[Value], outputs: &[Value]) {
+        self.steps.push(Recorded {
+            step: Box::new(step),
+            inputs: inputs.iter().map(|value| value.0).collect(),
+            outputs: outputs.iter().map(|value| value.0).collect(),
+        });
+    }
+
+    /// The node: arrays of some of the values that steps have made, not computed yet.
+    ///
+    /// # Errors
+    /// When the current stream is not one of the CPU.
+    pub fn finish(self, outputs: &[Value]) -> Result<Vec<Array>> {
+        let specs = outputs.iter().map(|value| {
+            let Slot {
+                shape,
+                dtype,
+                origin,
+            } = &self.slots[value.0];
+            HostOutput {
+                shape: shape.to_vec(),
+                dtype: *dtype,
+                in_place: match origin {
+                    Origin::InPlace(index) => Some(*index),
+                    _ => None,
+                },
+            }
+        });
+        let specs = specs.collect();
+        // The last step that uses each value.
+        let mut last_use = vec![0; self.slots.len()];
+        for (index, step) in self.steps.iter().enumerate() {
+            for &slot in step.inputs.iter().chain(&step.outputs) {
+                last_use[slot] = index;
+            }
+        }
+        let op = Node {
+            contiguous: self.contiguous,
+            slots: self.slots,
+            steps: self.steps,
+            outputs: outputs.iter().map(|value| value.0).collect(),
+            specs,
+            last_use,
+        };
+        let inputs: Vec<&Array> = self.inputs.iter().collect();
+        Ok(host_op(&Arc::new(op), &inputs)?)
+    }
+}
+
+/// A finished sequence.
+struct Node {
+    contiguous: Vec<bool>,
+    slots: Vec<Slot>,
+    steps: Vec<Recorded>,
+    /// The slots of the node's outputs.
+    outputs: Vec<usize>,
+    specs: Vec<HostOutput>,
+    last_use: Vec<usize>,
+}
+
+/// Where a value is while the node runs.
+#[derive(Default)]
+enum Held<'a> {
+    #[default]
+    Nothing,
+    Input(HostView<'a>),
+    Buffer(HostBuffer),
+    Output(HostViewMut<'a>),
+}
+
+impl Held<'_> {
+    fn view(&self) -> HostView<'_> {
+        match self {
+            Self::Input(view) => *view,
+            Self::Buffer(buffer) => buffer.view(),
+            Self::Output(view) => view.as_view(),
+            // Steps are recorded after those whose outputs they use.
+            Self::Nothing => unreachable!("a value is used before it is made"),
+        }
+    }
+
+    fn view_mut(&mut self) -> HostViewMut<'_> {
+        match self {
+            Self::Buffer(buffer) => buffer.view_mut(),
+            Self::Output(view) => view.reborrow(),
+            // `run` makes one of those of every output.
+            Self::Nothing | Self::Input(_) => unreachable!("a step writes to an input"),
+        }
+    }
+}
+
+thread_local! {
+    /// Buffers of steps that are done with them.
+    static SPARE: RefCell<Vec<HostBuffer>> = const { RefCell::new(Vec::new()) };
+}
+
+impl HostOp for Node {
+    fn name(&self) -> &'static str {
+        match &self.steps[..] {
+            [step] => step.step.name(),
+            _ => "sequence",
+        }
+    }
+
+    fn outputs(&self, _inputs: &[&Array]) -> mlex_core::Result<Vec<HostOutput>> {
+        Ok(self.specs.clone())
+    }
+
+    fn contiguous(&self, index: usize) -> bool {
+        self.contiguous[index]
+    }
+
+    fn run(
+        &self,
+        inputs: &[HostView<'_>],
+        outputs: &mut [HostViewMut<'_>],
+    ) -> mlex_core::Result<()> {
+        let mut held: Vec<Held<'_>> = self
+            .slots
+            .iter()
+            .map(|slot| match slot.origin {
+                Origin::Input(index) => Held::Input(inputs[index]),
+                _ => Held::Nothing,
+            })
+            .collect();
+        for (&slot, output) in self.outputs.iter().zip(outputs) {
+            held[slot] = Held::Output(output.reborrow());
+        }
+        let mut spare = SPARE.take();
+        let result = self
+            .steps
+            .iter()
+            .enumerate()
+            .try_for_each(|(index, recorded)| {
+                let mut targets = Vec::with_capacity(recorded.outputs.len());
+                for &slot in &recorded.outputs {
+                    let mut target = std::mem::take(&mut held[slot]);
+                    if matches!(target, Held::Nothing) {
+                        let mut buffer = spare.pop().unwrap_or_default();
+                        let Slot { shape, dtype, .. } = &self.slots[slot];
+                        buffer.resize(shape, *dtype)?;
+                        target = Held::Buffer(buffer);
+                    }
+                    targets.push(target);
+                }
+                {
+                    let views: Vec<HostView<'_>> = recorded
+                        .inputs
+                        .iter()
+                        .map(|&slot| held[slot].view())
+                        .collect();
+                    let mut targets: Vec<HostViewMut<'_>> =
+                        targets.iter_mut().map(Held::view_mut).collect();
+                    recorded.step.run(&views, &mut targets)?;
+                }
+                for (&slot, target) in recorded.outputs.iter().zip(targets) {
+                    held[slot] = target;
+                }
+                for &slot in recorded.inputs.iter().chain(&recorded.outputs) {
+                    if self.last_use[slot] == index
+                        && let Held::Buffer(_) = held[slot]
+                        && let Held::Buffer(buffer) = std::mem::take(&mut held[slot])
+                    {
+                        spare.push(buffer);
+                    }
+                }
+                Ok(())
+            });
+        SPARE.set(spare);
+        result
+    }
+}

@@ -44,8 +44,10 @@ pub fn take_rows<T: Element>(out: &mut [T], ids: &[usize], table: &Projection<'_
     parallel_for(ids.len().div_ceil(per_task), |task| {
         scratch::with(1, |[wide, ..]| {
             let wide = &mut wide.floats(k)[..k];
-            for i in task * per_task..((task + 1) * per_task).min(ids.len()) {
-                let (id, to) = (ids[i], rows.take(i));
+            let first = task * per_task;
+            let ids = &ids[first..(first + per_task).min(ids.len())];
+            for (i, &id) in ids.iter().enumerate() {
+                let to = rows.take(first + i);
                 match table {
                     Projection::Dense(w) => match w.weight() {
                         Floats::F32(w) => level.dispatch(Widen {

@@ -127,7 +127,7 @@ fn run_form<T: Element>(
             rows: xs[part.x].len() / k,
             columns: part.columns,
             tile_columns: task_columns(part, k),
-            data: &mut **data,
+            data,
         })
         .collect();
     // The rows of all activations, one after another.

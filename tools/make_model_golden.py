@@ -30,6 +30,14 @@ from mlx_lm.models.cache import BatchKVCache, BatchRotatingKVCache, RotatingKVCa
 from mlx_lm.utils import _get_classes, load_model, quantize_model
 
 from goldens import ROOT, save_tensors
+from quantized_checkpoints import (
+    FP8_SECTIONS,
+    fp8_weights,
+    mixed_layers,
+    note_dense_layers,
+    quantized_checkpoints,
+    save_fp8,
+)
 
 DATA = ROOT / "mlex-models/tests/data"
 LENGTH, GENERATED, BATCH_LENGTHS = 24, 16, (16, 11, 6)
@@ -86,15 +94,16 @@ def minimal(config, *more):
     return {key: config[key] for key in (*BARE, *more)}
 
 
-# name: (config, options). Options: dtype, quantize (arguments of quantize_model), shards, extra (tensors
-# that loading must drop), omit (tensors left out of the file).
+# name: (config, options). Options: dtype, quantize (arguments of quantize_model), predicate (which layers
+# and how), fp8 (how the weights' scales lie), shards, extra (tensors that loading must drop), omit (tensors
+# left out of the file). Those of quantized_checkpoints.py come on top.
 CHECKPOINTS = {
     "llama-f32": ({**MAIN, **LLAMA}, {}),
     "llama-bf16": ({**MAIN, **LLAMA}, dict(dtype=mx.bfloat16)),
     "llama-f16": ({**SMALL, **LLAMA}, dict(dtype=mx.float16)),
     "llama-4bit": ({**WIDE, **LLAMA}, dict(quantize=dict(group_size=32, bits=4))),
     "llama-8bit-g64": ({**WIDE, **LLAMA}, dict(dtype=mx.bfloat16, quantize=dict(group_size=64, bits=8))),
-    "llama-mixed-bits": ({**WIDE, **LLAMA}, dict(quantize=dict(group_size=32, bits=4), predicate="mixed")),
+    "llama-mixed-bits": ({**WIDE, **LLAMA}, dict(quantize=dict(group_size=32, bits=4), predicate=mixed_layers)),
     "llama-mxfp4": ({**WIDE, **LLAMA}, dict(quantize=dict(group_size=32, bits=4, mode="mxfp4"))),
     "llama-tied": (
         {
@@ -207,6 +216,8 @@ CHECKPOINTS = {
     "qwen3-tied-4bit": ({**WIDE, **QWEN3, "tie_word_embeddings": True}, dict(quantize=dict(group_size=32, bits=4))),
 }
 
+CHECKPOINTS |= quantized_checkpoints(MAIN, LLAMA, QWEN3)
+
 
 def random_weight(name, shape):
     """A weight whose scale keeps activations near 1 and logits a few units wide; seeded by its name."""
@@ -224,15 +235,8 @@ def random_weight(name, shape):
     return mx.array(noise.astype(np.float32))
 
 
-def mixed_predicate(path, _module):
-    """An 8-bit embedding, an unquantized head and one unquantized projection in a 4-bit model."""
-    if path == "model.embed_tokens":
-        return {"group_size": 32, "bits": 8, "mode": "affine"}
-    return path not in ("lm_head", "model.layers.1.mlp.down_proj")
-
-
-def build(config, dtype=mx.float32, quantize=None, predicate=None):
-    """mlx-lm's model for `config` with random weights, and the config as it is saved."""
+def build(config, dtype=mx.float32, quantize=None, predicate=None, fp8=None):
+    """mlx-lm's model for `config` with random weights, the config as it is saved, and the 8-bit weights."""
     model_class, args_class = _get_classes(config)
     model = model_class(args_class.from_dict(config))
     shapes = {
@@ -242,17 +246,18 @@ def build(config, dtype=mx.float32, quantize=None, predicate=None):
     }
     weights = [(name, random_weight(name, shape).astype(dtype)) for name, shape in sorted(shapes.items())]
     model.update(tree_unflatten(weights))
+    stored = None
+    if fp8 is not None:
+        config = {**config, "quantization_config": FP8_SECTIONS[fp8]}
+        stored = fp8_weights(model, fp8)
     if quantize is not None:
-        choose = mixed_predicate if predicate == "mixed" else None
+        choose = predicate and predicate(model)
         model, config = quantize_model(model, config, quant_predicate=choose, **quantize)
-    if predicate == "mixed":
-        # mlx-lm's own converter marks what it left alone like this too.
-        for path in ("lm_head", "model.layers.1.mlp.down_proj"):
-            config["quantization"][path] = False
-    return model, config
+        note_dense_layers(model, config)
+    return model, config, stored
 
 
-def save(folder, model, config, shards=1, extra=(), omit=()):
+def save(folder, model, config, shards=1, extra=(), omit=(), stored=None):
     """Writes the MLX directory: config.json, the shards, and an index when there are several."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*"):
@@ -264,6 +269,9 @@ def save(folder, model, config, shards=1, extra=(), omit=()):
             name, (config["head_dim"] // 2,) if "inv_freq" in name else (config["vocab_size"], config["hidden_size"])
         )
     names = sorted(weights)
+    if stored is not None:
+        save_fp8(folder / "model.safetensors", weights | stored)
+        return
     if shards == 1:
         save_tensors(folder / "model.safetensors", weights, {"format": "mlx"})
         return
@@ -365,10 +373,12 @@ def make(name):
     config = {key: value for key, value in config.items() if not (key == "head_dim" and value is None)}
     options = dict(options)
     filing = {key: options.pop(key) for key in ("shards", "extra", "omit") if key in options}
-    model, config = build(config, **options)
+    model, config, stored = build(config, **options)
     folder = DATA / name
-    save(folder, model, config, **filing)
-    model, _ = load_model(folder)
+    save(folder, model, config, stored=stored, **filing)
+    if stored is None:
+        # mlx-lm's Llama and Qwen3 do not read 8-bit floats; the model has their values already.
+        model, _ = load_model(folder)
     values = expected(name, model, config["vocab_size"], options.get("dtype", mx.float32))
     save_tensors(folder / "expected.safetensors", values)
     size = sum(file.stat().st_size for file in folder.glob("*")) // 1024

@@ -124,6 +124,19 @@ impl Error {
         })
     }
 
+    /// A [`ErrorKind::Argument`]: `argument` is `found` where `expected` is needed.
+    pub fn argument(
+        argument: &'static str,
+        expected: &'static str,
+        found: impl fmt::Display,
+    ) -> Self {
+        Self::new(ErrorKind::Argument {
+            argument,
+            expected,
+            found: found.to_string(),
+        })
+    }
+
     /// Names the file that the error was met in, unless one is named already.
     #[must_use]
     pub fn with_path(mut self, path: impl AsRef<Path>) -> Self {

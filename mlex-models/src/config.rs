@@ -1,11 +1,9 @@
 //! `config.json`: what is common to all architectures, and typed reading of the rest.
 
-use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
-use mlex_core::{QuantizationMode, Quantized};
-use mlex_nn::{QuantizationConfig, RopeConfig, RopeScaling};
+use mlex_nn::{RopeConfig, RopeScaling};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -91,50 +89,6 @@ impl ModelConfig {
             Some(ids) => token_ids("eos_token_id", ids),
         }
     }
-
-    /// How the layers are quantized: `quantization`, or the older `quantization_config`, with
-    /// the settings of single layers under their paths.
-    ///
-    /// # Errors
-    /// When a setting is not one that MLX has.
-    pub fn quantization(&self) -> Result<QuantizationConfig> {
-        let section = ["quantization", "quantization_config"]
-            .iter()
-            .find_map(|key| Some((*key, self.json.get(*key).filter(|value| !value.is_null())?)));
-        let Some((key, value)) = section else {
-            return Ok(QuantizationConfig::default());
-        };
-        let Value::Object(section) = value else {
-            return Err(Error::field(key, "an object", shown(value)));
-        };
-        if let Some(method) = section.get("quant_method")
-            && !section.contains_key("bits")
-        {
-            return Err(Error::unsupported(
-                format!("{key}.quant_method"),
-                shown(method),
-            ));
-        }
-        let default = layout(key, section, None)?;
-        let mut layers = BTreeMap::new();
-        for (path, value) in section {
-            match value {
-                Value::Object(settings) => {
-                    let layout = layout(&format!("{key}.{path}"), settings, Some(default))?;
-                    layers.insert(path.clone(), Some(layout));
-                }
-                Value::Bool(false) => {
-                    layers.insert(path.clone(), None);
-                }
-                // `true`, and the scalars that describe the default.
-                _ => {}
-            }
-        }
-        Ok(QuantizationConfig {
-            default: Some(default),
-            layers,
-        })
-    }
 }
 
 /// A token id, or a list of them.
@@ -147,43 +101,6 @@ fn token_ids(field: &str, value: &Value) -> Result<Vec<u32>> {
         Value::Array(ids) => ids.iter().map(id).collect(),
         value => Ok(vec![id(value)?]),
     }
-}
-
-/// The layout that `settings` describe; what they leave out is as in `base`, or as MLX has it.
-fn layout(key: &str, settings: &Map<String, Value>, base: Option<Quantized>) -> Result<Quantized> {
-    let mode = match settings.get("mode") {
-        None | Some(Value::Null) => base.map_or(QuantizationMode::Affine, |base| base.mode),
-        Some(Value::String(name)) => name.parse().map_err(|_| {
-            let expected = "affine, mxfp4, mxfp8 or nvfp4";
-            let found = shown(&Value::String(name.clone()));
-            Error::field(format!("{key}.mode"), expected, found)
-        })?,
-        Some(other) => {
-            return Err(Error::field(
-                format!("{key}.mode"),
-                "a string",
-                shown(other),
-            ));
-        }
-    };
-    let (bits, group_size) = match base {
-        Some(base) if base.mode == mode => (base.bits, base.group_size),
-        _ => mode.defaults(),
-    };
-    let number = |name: &str, default: i32| match settings.get(name) {
-        None | Some(Value::Null) => Ok(default),
-        Some(value) => value
-            .as_i64()
-            .and_then(|number| i32::try_from(number).ok())
-            .ok_or_else(|| Error::field(format!("{key}.{name}"), "a whole number", shown(value))),
-    };
-    let layout = Quantized {
-        bits: number("bits", bits)?,
-        group_size: number("group_size", group_size)?,
-        mode,
-    };
-    mlex_nn::quant::check_layout(layout).map_err(|error| Error::from(error.with_layer(key)))?;
-    Ok(layout)
 }
 
 /// A typed value out of JSON.
@@ -221,7 +138,7 @@ fn in_words(expected: &str) -> &str {
 }
 
 /// A value as an error shows it, however large it is.
-fn shown(value: &Value) -> String {
+pub(crate) fn shown(value: &Value) -> String {
     const MAX: usize = 60;
     match value {
         Value::Array(items) => format!("a list of {}", items.len()),

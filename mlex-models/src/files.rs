@@ -9,6 +9,7 @@ use mlex_core::{Array, Dtype};
 use mlex_nn::LazyTensor;
 
 use crate::config::ModelConfig;
+use crate::fp8::{self, Scaled, Stored};
 use crate::gguf;
 use crate::text::{ChatTemplate, GgufVocab, Tokenizer};
 use crate::{Error, Result};
@@ -80,13 +81,17 @@ impl ModelFiles {
         }
     }
 
-    /// The tensors, none of them read yet.
+    /// The tensors, none of them read yet. Weights of 8-bit floats come as what they and their
+    /// scales stand for.
     ///
     /// # Errors
     /// When a file is missing or its header is wrong.
     pub fn tensors(&self) -> Result<Tensors> {
         match &self.kind {
-            Kind::Directory => checkpoint_tensors(&self.path),
+            Kind::Directory => {
+                let block = self.config()?.fp8_block();
+                checkpoint_tensors(&self.path, block.map_err(|error| self.locate(error))?)
+            }
             Kind::Gguf(file) => gguf::tensors(file).map_err(|error| error.with_path(&self.path)),
         }
     }
@@ -131,31 +136,33 @@ pub fn total_bytes(tensors: &Tensors) -> u64 {
         .sum()
 }
 
-fn checkpoint_tensors(dir: &Path) -> Result<Tensors> {
+fn checkpoint_tensors(dir: &Path, fp8_block: [usize; 2]) -> Result<Tensors> {
     let checkpoint = Rc::new(Checkpoint::open(dir)?);
-    let names: Vec<String> = checkpoint.names().map(str::to_owned).collect();
+    let scaled = Scaled::find(&checkpoint);
+    let names: Vec<String> = checkpoint
+        .names()
+        .filter(|name| !scaled.is_consumed(name))
+        .map(str::to_owned)
+        .collect();
     let tensor = |name: String| {
         // `names` are the checkpoint's own, so the info is there.
         let info = checkpoint
             .info(&name)
             .ok_or_else(|| Error::missing(format!("{name:?}")))?;
         let shape = dims(&name, &info.shape)?;
-        let stored = info.dtype;
-        let dtype = match stored {
-            StoredDtype::F8E4M3 => Dtype::Bfloat16,
-            StoredDtype::F8E5M2 => Dtype::Bfloat16,
+        let dtype = match info.dtype {
+            StoredDtype::F8E4M3 | StoredDtype::F8E5M2 => Dtype::Bfloat16,
             other => other.dtype(),
         };
-        let load = {
-            let (checkpoint, name, shape) = (Rc::clone(&checkpoint), name.clone(), shape.clone());
-            move || {
-                let array = read(checkpoint.bytes(&name)?, &shape, stored);
-                checkpoint.release(&name);
-                let file = checkpoint
-                    .file(&name)
-                    .map_or(checkpoint.path(), |file| file.path());
-                array.map_err(|error| error.with_path(file))
-            }
+        let checkpoint = Rc::clone(&checkpoint);
+        let scales = scaled.scales(&name).map(str::to_owned);
+        if let Some(scales) = &scales {
+            check_scaled(&checkpoint, &name, scales, fp8_block)?;
+        }
+        let source = name.clone();
+        let load = move || match scales {
+            Some(scales) => read_scaled(&checkpoint, &source, &scales, fp8_block),
+            None => read(&checkpoint, &source),
         };
         Ok((
             name,
@@ -169,20 +176,80 @@ fn checkpoint_tensors(dir: &Path) -> Result<Tensors> {
     names.into_iter().map(tensor).collect()
 }
 
+/// The tensor as an array.
+fn read(checkpoint: &Checkpoint, name: &str) -> mlex_core::Result<Array> {
+    let array = array(stored(checkpoint, name)?);
+    checkpoint.release(name);
+    array.map_err(|error| error.with_path(file_of(checkpoint, name)))
+}
+
+/// Checks what [`read_scaled`] needs, from the headers alone.
+fn check_scaled(
+    checkpoint: &Checkpoint,
+    name: &str,
+    scales: &str,
+    block: [usize; 2],
+) -> mlex_core::Result<()> {
+    let (weight, info) = (
+        stored(checkpoint, name)?.info,
+        stored(checkpoint, scales)?.info,
+    );
+    let checked = fp8::check(weight, info, block);
+    checked.map_err(|error| {
+        error
+            .with_tensor(scales)
+            .with_path(file_of(checkpoint, scales))
+    })
+}
+
+/// The weight that 8-bit floats and their scales stand for.
+fn read_scaled(
+    checkpoint: &Checkpoint,
+    name: &str,
+    scales: &str,
+    block: [usize; 2],
+) -> mlex_core::Result<Array> {
+    let weight = stored(checkpoint, name)?;
+    let array = fp8::dequantize(weight, stored(checkpoint, scales)?, block);
+    checkpoint.release(name);
+    checkpoint.release(scales);
+    array.map_err(|error| {
+        error
+            .with_tensor(scales)
+            .with_path(file_of(checkpoint, scales))
+    })
+}
+
+fn stored<'a>(checkpoint: &'a Checkpoint, name: &str) -> mlex_core::Result<Stored<'a>> {
+    let bytes = checkpoint.bytes(name)?;
+    let info = checkpoint.info(name).ok_or_else(|| {
+        mlex_core::Error::new(mlex_core::ErrorKind::MissingTensor).with_tensor(name)
+    })?;
+    Ok(Stored { info, bytes })
+}
+
+fn file_of<'a>(checkpoint: &'a Checkpoint, name: &str) -> &'a Path {
+    checkpoint
+        .file(name)
+        .map_or(checkpoint.path(), |file| file.path())
+}
+
 /// The array of a tensor's bytes; 8-bit floats become bfloat16, which holds them exactly.
-fn read(bytes: &[u8], shape: &[i32], stored: StoredDtype) -> mlex_core::Result<Array> {
-    match stored {
+fn array(Stored { info, bytes }: Stored<'_>) -> mlex_core::Result<Array> {
+    // The shape was checked when the header was read.
+    let shape: Vec<i32> = info.shape.iter().map(|&dim| dim as i32).collect();
+    match info.dtype {
         StoredDtype::F8E4M3 => {
-            Array::from_bytes(bytes, shape, Dtype::Uint8)?.from_fp8(Dtype::Bfloat16)
+            Array::from_bytes(bytes, &shape, Dtype::Uint8)?.from_fp8(Dtype::Bfloat16)
         }
         StoredDtype::F8E5M2 => {
             let values: Vec<_> = bytes
                 .iter()
                 .map(|&byte| half::bf16::from_f32(f8_e5m2_to_f32(byte)))
                 .collect();
-            Array::from_slice(&values, shape)
+            Array::from_slice(&values, &shape)
         }
-        stored => Array::from_bytes(bytes, shape, stored.dtype()),
+        stored => Array::from_bytes(bytes, &shape, stored.dtype()),
     }
 }
 

@@ -11,10 +11,12 @@ mod config;
 mod convert;
 mod error;
 mod files;
+mod fp8;
 pub mod generate;
 mod gguf;
 mod load;
 mod model;
+mod quantization;
 mod registry;
 pub mod text;
 

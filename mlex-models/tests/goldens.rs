@@ -101,7 +101,7 @@ fn names() -> Vec<String> {
         .map(|entry| entry.file_name().into_string().unwrap())
         .collect();
     names.sort();
-    assert!(names.len() >= 30, "the data are not all there: {names:?}");
+    assert!(names.len() >= 50, "the data are not all there: {names:?}");
     names
 }
 

@@ -6,7 +6,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Copy, message};
+use common::{Copy, Header, message};
 use mlex_models::generate::{LoadOptions, Session};
 use mlex_models::{ErrorKind, ModelFiles, load};
 use serde_json::{Map, Value, json};
@@ -374,74 +374,6 @@ fn layers_that_are_not_described() {
 }
 
 #[test]
-fn quantizations_that_mlx_does_not_have() {
-    let section = |section: Value| {
-        config("llama-4bit", |config| {
-            config.insert("quantization".into(), section);
-        })
-    };
-    let bits = "expected one of [2, 3, 4, 5, 6, 8] for affine";
-    assert_eq!(
-        section(json!({"bits": 7, "group_size": 32})),
-        format!("quantization: bits: {bits}, found 7")
-    );
-    assert_eq!(
-        section(json!({"bits": 4, "group_size": 48})),
-        "quantization: group_size: expected one of [32, 64, 128] for affine, found 48"
-    );
-    assert_eq!(
-        section(json!({"bits": 4, "group_size": 32, "mode": "turbo"})),
-        "quantization.mode: expected affine, mxfp4, mxfp8 or nvfp4, found \"turbo\""
-    );
-    assert_eq!(
-        section(json!({"bits": 8, "group_size": 32, "mode": "mxfp4"})),
-        "quantization: bits: expected one of [4] for mxfp4, found 8"
-    );
-    assert_eq!(
-        section(json!({"bits": "4", "group_size": 32})),
-        "quantization.bits: expected a whole number, found \"4\""
-    );
-    assert_eq!(
-        section(json!(4)),
-        "quantization: expected an object, found 4"
-    );
-    let layer = json!({"bits": 4, "group_size": 32, "model.embed_tokens": {"bits": 9}});
-    assert_eq!(
-        section(layer),
-        format!("quantization.model.embed_tokens: bits: {bits}, found 9")
-    );
-    // The hidden size 64 has no groups of 128.
-    assert_eq!(
-        section(json!({"bits": 4, "group_size": 128})),
-        "model.embed_tokens: group_size: expected a divisor of the 64 columns, found 128"
-    );
-    assert_eq!(
-        config("llama-4bit", |config| {
-            config.remove("quantization");
-            config.remove("quantization_config");
-        }),
-        "model.embed_tokens: quantization: expected a layout for the layer's scales, found none"
-    );
-    assert_eq!(
-        config("llama-f32", |config| {
-            config.insert(
-                "quantization_config".into(),
-                json!({"quant_method": "gptq"}),
-            );
-        }),
-        "quantization_config.quant_method: \"gptq\" is not supported"
-    );
-    // Bits that do not fit the packed tensors.
-    let message = config_weights("llama-4bit", |config| {
-        config.insert("quantization".into(), json!({"bits": 8, "group_size": 32}));
-    });
-    assert!(
-        message.contains("model.embed_tokens.weight: expected shape [130, 16], found [130, 8]"),
-        "{message}"
-    );
-}
-
-#[test]
 fn all_tensors_that_do_not_fit_are_in_one_error() {
     let model = Copy::of("llama-f32");
     let mut header = Header::read(&model, FILE);
@@ -484,41 +416,6 @@ fn layers_that_are_only_half_there() {
 }
 
 const FILE: &str = "model.safetensors";
-
-/// The header of a safetensors file, to be changed, and the data after it.
-struct Header {
-    json: Map<String, Value>,
-    data: Vec<u8>,
-}
-
-impl Header {
-    fn read(model: &Copy, file: &str) -> Self {
-        let bytes = model.read(file);
-        let (length, rest) = bytes.split_at(8);
-        let length = u64::from_le_bytes(length.try_into().unwrap()) as usize;
-        Self {
-            json: serde_json::from_slice(&rest[..length]).unwrap(),
-            data: rest[length..].to_vec(),
-        }
-    }
-
-    fn entry(&mut self, name: &str) -> &mut Value {
-        self.json.get_mut(name).unwrap()
-    }
-
-    fn rename(&mut self, from: &str, to: &str) {
-        let entry = self.json.remove(from).unwrap();
-        self.json.insert(to.to_owned(), entry);
-    }
-
-    fn write(&self, model: &Copy, file: &str) {
-        let header = Value::Object(self.json.clone()).to_string();
-        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
-        bytes.extend(header.as_bytes());
-        bytes.extend(&self.data);
-        model.write(file, bytes);
-    }
-}
 
 #[test]
 fn weights_that_are_missing_or_cut() {

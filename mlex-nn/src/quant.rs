@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mlex_core::{QuantizationMode, Quantized};
+use mlex_core::Quantized;
 
 use crate::{Error, Result};
 
@@ -35,43 +35,12 @@ impl QuantizationConfig {
     }
 }
 
-/// Checks that MLX has a layout.
-///
-/// # Errors
-/// A [`Setting`](crate::ErrorKind::Setting) that names what is wrong with it.
-pub fn check_layout(layout: Quantized) -> Result<()> {
-    let Quantized {
-        bits,
-        group_size,
-        mode,
-    } = layout;
-    let (all_bits, all_groups): (&[i32], &[i32]) = match mode {
-        QuantizationMode::Affine => (&[2, 3, 4, 5, 6, 8], &[32, 64, 128]),
-        QuantizationMode::Mxfp4 => (&[4], &[32]),
-        QuantizationMode::Mxfp8 => (&[8], &[32]),
-        QuantizationMode::Nvfp4 => (&[4], &[16]),
-        mode => return Err(Error::setting("quantization mode", "a known one", mode)),
-    };
-    if !all_bits.contains(&bits) {
-        return Err(Error::setting(
-            "bits",
-            format!("one of {all_bits:?} for {mode}"),
-            bits,
-        ));
-    }
-    if !all_groups.contains(&group_size) {
-        let expected = format!("one of {all_groups:?} for {mode}");
-        return Err(Error::setting("group_size", expected, group_size));
-    }
-    Ok(())
-}
-
 /// The packed columns and the groups of a row of `columns` weights.
 ///
 /// # Errors
-/// When the columns do not divide into groups.
+/// When MLX does not have the layout, or the columns do not divide into groups.
 pub fn packed_columns(layout: Quantized, columns: i32) -> Result<(i32, i32)> {
-    check_layout(layout)?;
+    layout.check()?;
     if columns % layout.group_size != 0 {
         let expected = format!("a divisor of the {columns} columns");
         return Err(Error::setting("group_size", expected, layout.group_size));
@@ -86,33 +55,28 @@ pub fn packed_columns(layout: Quantized, columns: i32) -> Result<(i32, i32)> {
 
 #[cfg(test)]
 mod tests {
+    use mlex_core::QuantizationMode;
+
     use super::*;
 
     #[test]
-    fn layouts_that_mlx_does_not_have_are_named() {
-        let layout = |bits, group_size, mode| Quantized {
-            bits,
-            group_size,
-            mode,
+    fn rows_are_whole_groups_and_words() {
+        let packed = |bits, group_size, columns| {
+            let layout = Quantized {
+                bits,
+                group_size,
+                mode: QuantizationMode::Affine,
+            };
+            packed_columns(layout, columns).map_err(|error| error.to_string())
         };
-        let affine = QuantizationMode::Affine;
-        assert!(check_layout(layout(4, 64, affine)).is_ok());
+        assert_eq!(packed(3, 32, 64), Ok((6, 2)));
         assert_eq!(
-            check_layout(layout(7, 64, affine)).unwrap_err().to_string(),
-            "bits: expected one of [2, 3, 4, 5, 6, 8] for affine, found 7"
+            packed(4, 64, 96),
+            Err("group_size: expected a divisor of the 96 columns, found 64".to_owned())
         );
         assert_eq!(
-            check_layout(layout(4, 64, QuantizationMode::Mxfp4))
-                .unwrap_err()
-                .to_string(),
-            "group_size: expected one of [32] for mxfp4, found 64"
+            packed(7, 64, 64),
+            Err("bits: expected 2, 3, 4, 5, 6 or 8 for affine, found 7".to_owned())
         );
-        assert_eq!(
-            packed_columns(layout(4, 64, affine), 96)
-                .unwrap_err()
-                .to_string(),
-            "group_size: expected a divisor of the 96 columns, found 64"
-        );
-        assert_eq!(packed_columns(layout(3, 32, affine), 64).unwrap(), (6, 2));
     }
 }

@@ -188,7 +188,7 @@ fn layouts_that_do_not_divide_are_refused_by_layer() {
     );
     assert_eq!(
         refused(Quantized { bits: 7, ..LAYOUT }, 64),
-        "head: bits: expected one of [2, 3, 4, 5, 6, 8] for affine, found 7"
+        "head: bits: expected 2, 3, 4, 5, 6 or 8 for affine, found 7"
     );
     let zero = Quantized {
         group_size: 0,
@@ -196,6 +196,6 @@ fn layouts_that_do_not_divide_are_refused_by_layer() {
     };
     assert_eq!(
         refused(zero, 64),
-        "head: group_size: expected one of [32, 64, 128] for affine, found 0"
+        "head: group_size: expected 32, 64 or 128 for affine, found 0"
     );
 }

@@ -47,6 +47,24 @@ impl QuantizationMode {
         }
     }
 
+    /// The bits per weight that MLX has for the mode.
+    pub const fn widths(self) -> &'static [i32] {
+        match self {
+            Self::Affine => &[2, 3, 4, 5, 6, 8],
+            Self::Mxfp4 | Self::Nvfp4 => &[4],
+            Self::Mxfp8 => &[8],
+        }
+    }
+
+    /// The group sizes that MLX has for the mode.
+    pub const fn group_sizes(self) -> &'static [i32] {
+        match self {
+            Self::Affine => &[32, 64, 128],
+            Self::Mxfp4 | Self::Mxfp8 => &[32],
+            Self::Nvfp4 => &[16],
+        }
+    }
+
     /// Whether there is a bias per group beside the scale.
     pub const fn has_biases(self) -> bool {
         matches!(self, Self::Affine)
@@ -76,11 +94,8 @@ impl FromStr for QuantizationMode {
             .into_iter()
             .find(|mode| mode.name() == text)
             .ok_or_else(|| {
-                Error::new(ErrorKind::Argument {
-                    argument: "quantization mode",
-                    expected: "affine, mxfp4, mxfp8 or nvfp4",
-                    found: format!("{text:?}"),
-                })
+                let expected = "affine, mxfp4, mxfp8 or nvfp4";
+                Error::argument("quantization mode", expected, format!("{text:?}"))
             })
     }
 }
@@ -98,26 +113,58 @@ pub struct Quantized {
 
 impl Quantized {
     /// Checks that MLX has the layout: it divides by these numbers before it looks at them.
-    fn check(self) -> Result<()> {
-        let known = match self.mode {
-            QuantizationMode::Affine => {
-                matches!(self.bits, 2..=6 | 8) && matches!(self.group_size, 32 | 64 | 128)
-            }
-            mode => (self.bits, self.group_size) == mode.defaults(),
-        };
-        if known {
-            return Ok(());
-        }
+    ///
+    /// # Errors
+    /// An [`Argument`](ErrorKind::Argument) error that names `bits` or `group_size`.
+    pub fn check(self) -> Result<()> {
         let Self {
             bits,
             group_size,
             mode,
         } = self;
-        Err(Error::new(ErrorKind::Argument {
-            argument: "quantization",
-            expected: "bits and a group size that MLX has for the mode",
-            found: format!("{bits} bits in groups of {group_size} for {mode}"),
-        }))
+        if !mode.widths().contains(&bits) {
+            let expected = match mode {
+                QuantizationMode::Affine => "2, 3, 4, 5, 6 or 8 for affine",
+                QuantizationMode::Mxfp4 => "4 for mxfp4",
+                QuantizationMode::Mxfp8 => "8 for mxfp8",
+                QuantizationMode::Nvfp4 => "4 for nvfp4",
+            };
+            return Err(Error::argument("bits", expected, bits));
+        }
+        if !mode.group_sizes().contains(&group_size) {
+            let expected = match mode {
+                QuantizationMode::Affine => "32, 64 or 128 for affine",
+                QuantizationMode::Mxfp4 => "32 for mxfp4",
+                QuantizationMode::Mxfp8 => "32 for mxfp8",
+                QuantizationMode::Nvfp4 => "16 for nvfp4",
+            };
+            return Err(Error::argument("group_size", expected, group_size));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Quantized {
+    /// `4-bit affine, group 64`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            bits,
+            group_size,
+            mode,
+        } = self;
+        write!(f, "{bits}-bit {mode}, group {group_size}")
+    }
+}
+
+impl From<QuantizationMode> for Quantized {
+    /// The layout that MLX takes for a mode where no numbers are given.
+    fn from(mode: QuantizationMode) -> Self {
+        let (bits, group_size) = mode.defaults();
+        Self {
+            bits,
+            group_size,
+            mode,
+        }
     }
 }
 

@@ -98,6 +98,41 @@ impl Copy {
     }
 }
 
+/// The header of a safetensors file, to be changed, and the data after it.
+pub struct Header {
+    pub json: Map<String, Value>,
+    pub data: Vec<u8>,
+}
+
+impl Header {
+    pub fn read(model: &Copy, file: &str) -> Self {
+        let bytes = model.read(file);
+        let (length, rest) = bytes.split_at(8);
+        let length = u64::from_le_bytes(length.try_into().unwrap()) as usize;
+        Self {
+            json: serde_json::from_slice(&rest[..length]).unwrap(),
+            data: rest[length..].to_vec(),
+        }
+    }
+
+    pub fn entry(&mut self, name: &str) -> &mut Value {
+        self.json.get_mut(name).unwrap()
+    }
+
+    pub fn rename(&mut self, from: &str, to: &str) {
+        let entry = self.json.remove(from).unwrap();
+        self.json.insert(to.to_owned(), entry);
+    }
+
+    pub fn write(&self, model: &Copy, file: &str) {
+        let header = Value::Object(self.json.clone()).to_string();
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.as_bytes());
+        bytes.extend(&self.data);
+        model.write(file, bytes);
+    }
+}
+
 /// The spelling of token 129 of [`tokens`]`(130)`, which is special.
 pub const END: &str = "<|end|>";
 

@@ -4,19 +4,16 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::api::Remote;
 use crate::digest::Hasher;
 use crate::http::{Answer, Http, Subject};
 use crate::progress::Meter;
+use crate::retry::Patience;
 use crate::{Error, ErrorKind, Result};
 
 const CHUNK: usize = 1 << 18;
-/// How often in a row a download may break off without a byte.
-const RETRIES: u32 = 5;
-const TICK: Duration = Duration::from_millis(100);
 
 /// What is fetched, and where to.
 pub(crate) struct Download<'a> {
@@ -103,37 +100,21 @@ impl Download<'_> {
 
     /// Fetches what is not there yet, again and again while that brings something.
     fn fill(&self, partial: &mut Partial) -> Result<()> {
-        let mut failures = 0;
+        let mut patience = Patience::new(self.retry_delay, self.stop);
         while partial.len < self.remote.size {
             let before = partial.len;
             let Err(error) = self.append(partial) else {
                 continue;
             };
-            if !error.is_transient() || self.stop.load(Ordering::Relaxed) {
-                return Err(error);
+            if partial.len > before {
+                patience.renew();
             }
-            failures = if partial.len > before {
-                1
-            } else {
-                failures + 1
-            };
-            if failures > RETRIES {
+            if !patience.again(&error) {
                 return Err(self.interrupted(error, partial.len));
             }
-            tracing::info!("{}: {error}; once more", self.file);
-            self.pause(self.retry_delay * 2_u32.pow(failures - 1));
+            tracing::warn!("{}: {error}; trying again", self.file);
         }
         Ok(())
-    }
-
-    /// Waits, unless it is all over.
-    fn pause(&self, delay: Duration) {
-        let end = Instant::now() + delay;
-        while !self.stop.load(Ordering::Relaxed)
-            && let Some(left) = end.checked_duration_since(Instant::now())
-        {
-            thread::sleep(left.min(TICK));
-        }
     }
 
     /// One request for the rest.
@@ -215,10 +196,12 @@ impl Download<'_> {
         }
     }
 
+    /// The error of a download that is given up.
     fn interrupted(&self, error: Error, received: u64) -> Error {
         let cause = match error.kind() {
             ErrorKind::Unreachable { cause, .. } => cause.clone(),
-            _ => error.to_string(),
+            _ if error.is_transient() => error.to_string(),
+            _ => return error,
         };
         Error::new(ErrorKind::Interrupted {
             file: self.file.to_owned(),

@@ -5,7 +5,7 @@ use std::io::Read;
 use ureq::http::{HeaderMap, Response, StatusCode, Uri};
 use ureq::{Agent, Body};
 
-use crate::settings::{HUB, Settings};
+use crate::settings::{HUB, HUB_SHORT, Settings};
 use crate::{Error, ErrorKind, Result};
 
 /// More than the Hub ever needs.
@@ -142,8 +142,8 @@ impl Http {
                 return Ok(answer);
             }
             let next = answer.location()?;
-            // The Hub's own words on a file come with the redirect that leads out of it.
-            if head && (answer.header("x-linked-etag").is_some() || !self.is_hub(&next)) {
+            // What the Hub says of a file comes with the redirect that leads out of it.
+            if head && !self.is_hub(&next) {
                 return Ok(answer);
             }
             url = next;
@@ -160,6 +160,7 @@ impl Http {
         let origin = origin(url);
         origin.eq_ignore_ascii_case(self::origin(&self.endpoint))
             || origin.eq_ignore_ascii_case(HUB)
+            || origin.eq_ignore_ascii_case(HUB_SHORT)
     }
 
     fn check(&self, answer: Answer, subject: Subject<'_>) -> Result<Answer> {
@@ -320,7 +321,12 @@ mod tests {
     #[test]
     fn who_sees_the_token() {
         let mirror = http("http://h:80/p").unwrap();
-        for url in ["http://h:80/x", "http://H:80?x", "https://huggingface.co/a"] {
+        for url in [
+            "http://h:80/x",
+            "http://H:80?x",
+            "https://huggingface.co/a",
+            "https://hf.co",
+        ] {
             assert!(mirror.is_hub(url), "{url}");
         }
         for url in [

@@ -27,6 +27,7 @@ mod layout;
 mod model_id;
 mod progress;
 mod pull;
+mod retry;
 mod select;
 mod settings;
 

@@ -34,9 +34,12 @@ impl<'a> Meter<'a> {
 
     /// `bytes` more are there.
     pub(crate) fn add(&self, bytes: u64) {
-        let done = self.done.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let total = self.total.load(Ordering::Relaxed);
-        (self.report)(Progress { done, total });
+        let done = self.done.fetch_add(bytes, Ordering::Relaxed);
+        (self.report)(Progress {
+            // What servers say of lengths may be anything.
+            done: done.wrapping_add(bytes),
+            total: self.total.load(Ordering::Relaxed),
+        });
     }
 
     /// `bytes` that were there have been thrown away.

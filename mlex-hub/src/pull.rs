@@ -11,6 +11,7 @@ use crate::download::Download;
 use crate::http::Http;
 use crate::layout::{RepoCache, is_commit, read_json};
 use crate::progress::Meter;
+use crate::retry::Patience;
 use crate::select::{self, CONFIG, INDEX, Plan, Weights};
 use crate::{Error, ErrorKind, ModelId, Progress, Result, Settings};
 
@@ -226,7 +227,7 @@ impl Job<'_> {
             .filter(|file| !self.path(file).exists())
             .collect();
         let known = absent.iter().filter_map(|file| self.listed_size(file));
-        self.meter.expect(known.sum());
+        known.for_each(|size| self.meter.expect(size));
         let queue = Mutex::new(absent.iter());
         let next = || {
             let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
@@ -263,7 +264,14 @@ impl Job<'_> {
     fn fetch(&self, file: &str, stop: &AtomicBool) -> Result<()> {
         let (http, commit) = (&self.hub.http, &self.listing.commit);
         let listed_size = self.listed_size(file);
-        let remote = api::describe(http, self.repo, commit, file, listed_size)?;
+        let retry_delay = self.hub.settings.retry_delay;
+        let mut patience = Patience::new(retry_delay, stop);
+        let remote = loop {
+            match api::describe(http, self.repo, commit, file, listed_size) {
+                Err(error) if patience.again(&error) => {}
+                described => break described?,
+            }
+        };
         if listed_size.is_none() {
             self.meter.expect(remote.size);
         }
@@ -284,7 +292,7 @@ impl Job<'_> {
                 blob,
                 meter: &self.meter,
                 stop,
-                retry_delay: self.hub.settings.retry_delay,
+                retry_delay,
             };
             download.run()?;
         }

@@ -10,6 +10,9 @@ use crate::{Error, ErrorKind, Result};
 /// The Hub itself.
 pub(crate) const HUB: &str = "https://huggingface.co";
 
+/// Another name of it.
+pub(crate) const HUB_SHORT: &str = "https://hf.co";
+
 /// Where the Hub and its cache are, who asks, and how patiently.
 #[derive(Clone)]
 #[non_exhaustive]

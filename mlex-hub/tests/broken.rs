@@ -39,6 +39,23 @@ fn a_download_that_breaks_off_goes_on() {
 }
 
 #[test]
+fn a_hub_that_is_busy_is_asked_again() {
+    let mut content = one_shard();
+    content.busy.insert("config.json".to_owned(), 5);
+    content.busy.insert(SHARD.to_owned(), 3);
+    let site = Site::new(content);
+    let pulled = site.pull().unwrap();
+    site.assert_pulled(&pulled, &["config.json", SHARD]);
+    let site = Site::new(one_shard());
+    site.hub.content().busy.insert(SHARD.to_owned(), 100);
+    let error = site.pull().unwrap_err().to_string();
+    assert!(
+        error.ends_with("model-1.safetensors: HTTP status 503: busy"),
+        "{error}"
+    );
+}
+
+#[test]
 fn the_next_pull_takes_up_what_is_left() {
     let mut content = one_shard();
     content

@@ -20,9 +20,12 @@ fn only_the_needed_files_come() {
     let requests = site.hub.lines();
     assert_eq!(requests[0], "GET /api/models/o/n/revision/main?blobs=true");
     // The config last: a snapshot that has one is whole.
-    let config = format!("/o/n/resolve/{COMMIT}/config.json");
-    assert_eq!(requests[requests.len() - 2], format!("HEAD {config}"));
-    assert_eq!(requests[requests.len() - 1], format!("GET {config}"));
+    let of_config = requests.iter().map(|line| line.contains("config.json"));
+    let of_config: Vec<bool> = of_config.collect();
+    assert!(
+        of_config.is_sorted() && of_config.contains(&true),
+        "{requests:?}"
+    );
     for other in ["README", "gitattributes", "pytorch"] {
         assert!(!requests.iter().any(|line| line.contains(other)));
     }
@@ -56,16 +59,16 @@ fn what_is_there_is_not_fetched_again() {
     let pulled = site.pull_as("o/n", COMMIT).unwrap();
     site.assert_pulled(&pulled, &NEEDED);
     let requests = site.hub.lines();
-    assert_eq!(
+    let count = |start: &str| {
         requests
             .iter()
-            .filter(|line| line.starts_with("HEAD"))
-            .count(),
-        2
-    );
+            .filter(|line| line.starts_with(start))
+            .count()
+    };
+    assert_eq!(count("HEAD /o/n/resolve/"), 2);
     // The content of the first was still there.
-    assert_eq!(requests.iter().filter(|line| *line == "GET cdn").count(), 1);
-    assert!(!requests.contains(&format!("GET /o/n/resolve/{COMMIT}/tokenizer.json")));
+    assert_eq!(count("GET /o/n/resolve/"), 1);
+    assert_eq!(count("GET cdn"), 1);
 }
 
 #[test]
@@ -84,7 +87,7 @@ fn a_branch_that_moves_brings_what_has_changed() {
     assert_ne!(first.path, second.path);
     assert_eq!(fs::read(first.path.join("config.json")).unwrap(), b"{}");
     assert_eq!(fs::read_to_string(site.path("refs/main")).unwrap(), LATER);
-    let fetched = |line: &String| line.starts_with("GET") && !line.contains("/api/");
+    let fetched = |line: &String| line.starts_with("GET /o/n/resolve/");
     let fetched: Vec<_> = site.hub.lines().into_iter().filter(fetched).collect();
     assert_eq!(fetched, [format!("GET /o/n/resolve/{LATER}/config.json")]);
 }
@@ -215,7 +218,8 @@ fn two_pulls_at_a_time_fetch_each_file_once() {
         }
     });
     let mut fetched = site.hub.lines();
-    fetched.retain(|line| line.starts_with("GET") && line.contains("/tokenizer.json"));
+    fetched
+        .retain(|line| line.starts_with("GET /o/n/resolve/") && line.contains("/tokenizer.json"));
     assert_eq!(fetched.len(), 1, "{fetched:?}");
 }
 

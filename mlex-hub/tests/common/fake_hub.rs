@@ -44,6 +44,8 @@ pub(crate) struct Content {
     pub(crate) wrong: BTreeMap<String, Vec<u8>>,
     /// After how many bytes the next answers with a file break off.
     pub(crate) cuts: BTreeMap<String, Vec<usize>>,
+    /// How many requests for a file are answered with status 503 first.
+    pub(crate) busy: BTreeMap<String, usize>,
     /// Files whose bytes do not come.
     pub(crate) stalled: BTreeSet<String>,
     /// Files are sent from their beginning, whatever was asked for.
@@ -295,10 +297,10 @@ fn hub(
     }
     let api = format!("/api/models/{}/revision/", content.repo);
     let files = format!("/{}/resolve/", content.repo);
+    let small = format!("/api/resolve-cache/models/{}/", content.repo);
     let is_shown = content.private_token.is_none() || content.private_token.as_deref() == token;
-    let rest = path
-        .strip_prefix(&api)
-        .or_else(|| path.strip_prefix(&files));
+    let mut routes = [&api, &files, &small].into_iter();
+    let rest = routes.find_map(|route| path.strip_prefix(route.as_str()));
     let Some(rest) = rest.filter(|_| is_shown) else {
         let status = if token.is_some() { 404 } else { 401 };
         return Answer::refusal(status, "RepoNotFound", "Repository not found");
@@ -323,6 +325,10 @@ fn hub(
     if !content.files.contains_key(&file) {
         return Answer::refusal(404, "EntryNotFound", "Entry not found");
     }
+    if let Some(left) = content.busy.get_mut(&file).filter(|left| **left > 0) {
+        *left -= 1;
+        return Answer::refusal(503, "", "busy");
+    }
     let etag = content.etag(&file);
     let quoted = format!("\"{etag}\"");
     let commit = content.commit.clone();
@@ -338,6 +344,13 @@ fn hub(
         return Answer::new(302, &headers, b"Found. Redirecting".to_vec());
     }
     let headers = [("X-Repo-Commit", commit.as_str()), ("ETag", &quoted)];
+    if path.starts_with(&files) {
+        // As the Hub does for files in git itself.
+        let to = path.replacen("/resolve/", "/", 1);
+        let location = format!("/api/resolve-cache/models{to}?etag=%22{etag}%22");
+        let location = ("Location", location.as_str());
+        return Answer::new(307, &[headers[0], location], Vec::new());
+    }
     file_answer(content, &file, &headers, range, method == "HEAD")
 }
 

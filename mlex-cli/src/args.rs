@@ -1,7 +1,5 @@
 //! Flags that several commands share, and the parsing of their values.
 
-use std::path::PathBuf;
-
 use anyhow::Result;
 use mlex_core::{Device, Dtype};
 use mlex_models::compute;
@@ -9,13 +7,13 @@ use mlex_models::generate::SamplerConfig;
 use serde_json::Value;
 
 use crate::failure;
+use crate::hub::Source;
 
 /// Which model, and how it is run.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ModelArgs {
-    /// Model directory or .gguf file
-    #[arg(long, value_name = "PATH")]
-    pub(crate) model: PathBuf,
+    #[command(flatten)]
+    pub(crate) source: Source,
     /// Load floating-point weights as this type [default: as stored]
     #[arg(long, value_parser = float_dtype, value_name = "DTYPE")]
     pub(crate) dtype: Option<Dtype>,

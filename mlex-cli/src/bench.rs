@@ -75,8 +75,8 @@ struct Report {
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let path = &args.model.model;
-    let files = ModelFiles::open(path).map_err(|error| failure::no_model(path, error))?;
+    let path = args.model.source.locate("bench")?;
+    let files = ModelFiles::open(&path).map_err(failure::no_model)?;
     let device = args.model.set_up()?;
     Stream::default_of(device)?.set_current();
     let bar = ByteBar::new("loading");

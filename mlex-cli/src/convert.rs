@@ -13,6 +13,7 @@ use mlex_models::{ConvertOptions, ErrorKind, ModelFiles, convert};
 
 use crate::args::float_dtype;
 use crate::failure::{self, Hinted, INTERRUPTED};
+use crate::hub::Source;
 use crate::interrupt::cancel_on_interrupt;
 use crate::output::{print, size};
 use crate::progress::ByteBar;
@@ -24,9 +25,8 @@ use crate::progress::ByteBar;
 /// (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, MXFP4); tensors in other blocks become float32.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The .gguf file
-    #[arg(long, value_name = "FILE")]
-    model: PathBuf,
+    #[command(flatten)]
+    source: Source,
     /// The directory to make; it must not exist yet
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
@@ -37,8 +37,8 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     Stream::default_of(Device::Cpu)?.set_current();
-    let files =
-        ModelFiles::open(&args.model).map_err(|error| failure::no_model(&args.model, error))?;
+    let path = args.source.locate("convert")?;
+    let files = ModelFiles::open(&path).map_err(failure::no_model)?;
     let options = ConvertOptions::default().with_dtype(args.dtype);
     let bar = ByteBar::new("converting");
     let cancelled = Arc::new(AtomicBool::new(false));
@@ -53,7 +53,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         Err(error) if matches!(error.kind(), ErrorKind::Cancelled) => {
             return Ok(ExitCode::from(INTERRUPTED));
         }
-        done => done.map_err(|error| hinted(error, args))?,
+        done => done.map_err(|error| hinted(error, &files, args))?,
     }
     let (count, bytes) = measure(&args.out).with_context(|| args.out.display().to_string())?;
     print(&format!(
@@ -64,11 +64,11 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn hinted(error: mlex_models::Error, args: &Args) -> anyhow::Error {
+fn hinted(error: mlex_models::Error, files: &ModelFiles, args: &Args) -> anyhow::Error {
     if args.out.exists() {
         return Hinted::new(error, "give another --out, or remove what is there").into();
     }
-    if args.model.is_dir() {
+    if !files.is_gguf() {
         let hint = "only GGUF files are converted as yet; a directory can be used as it is";
         return Hinted::new(error, hint).into();
     }

@@ -1,6 +1,5 @@
 //! What the user is told when something fails, and the exit codes.
 
-use std::path::Path;
 use std::process::ExitCode;
 
 use clap::CommandFactory;
@@ -63,7 +62,10 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     note(&format!("error: {}", one_line(&format!("{error:#}"))));
     let hint = match error.downcast_ref::<Hinted>() {
         Some(hinted) => Some(hinted.hint.clone()),
-        None => error.downcast_ref::<Error>().and_then(library_hint),
+        None => match error.downcast_ref::<mlex_hub::Error>() {
+            Some(error) => hub_hint(error),
+            None => error.downcast_ref::<Error>().and_then(library_hint),
+        },
     };
     if let Some(hint) = hint {
         note(&format!("hint: {hint}"));
@@ -96,61 +98,72 @@ fn library_hint(error: &Error) -> Option<String> {
     }
 }
 
-/// The error of a model path that cannot be opened, with a way to get a model.
-pub(crate) fn no_model(path: &Path, error: Error) -> anyhow::Error {
-    let not_found = match error.kind() {
-        ErrorKind::Io(io) => io.kind() == std::io::ErrorKind::NotFound,
-        _ => false,
+/// What to do about an error of the Hub or its cache.
+fn hub_hint(error: &mlex_hub::Error) -> Option<String> {
+    use mlex_hub::ErrorKind as Kind;
+    let repo = error.repo().unwrap_or_default();
+    let hint = match error.kind() {
+        Kind::RepoNotFound {
+            with_token: false, ..
+        } => {
+            "check the name (there is no such path here either); for a private repository, set \
+             HF_TOKEN"
+        }
+        Kind::RepoNotFound { .. } => {
+            "check the name (there is no such path here either), and whether the token may read it"
+        }
+        Kind::Gated { with_token } => {
+            let then = if *with_token {
+                "with the token's account"
+            } else {
+                "and set HF_TOKEN"
+            };
+            return Some(format!(
+                "accept the conditions at https://huggingface.co/{repo} {then}"
+            ));
+        }
+        Kind::TokenRefused { .. } => {
+            "set HF_TOKEN to a valid token, or unset it and remove the token file"
+        }
+        Kind::Unreachable { .. } => {
+            "check the network; HF_ENDPOINT names another Hub, HTTPS_PROXY a proxy"
+        }
+        Kind::Interrupted { .. } => "what has come is kept: the same command goes on from there",
+        Kind::TooLong { .. } | Kind::Digest { .. } => {
+            "what has come was thrown away: the same command fetches it again"
+        }
+        Kind::DiskFull { .. } => {
+            "make space, or set HF_HUB_CACHE to another folder; what has come is kept"
+        }
+        Kind::NotCached { .. } | Kind::Incomplete { .. } => {
+            return Some(format!(
+                "`mlex pull {repo}` brings it, without HF_HUB_OFFLINE"
+            ));
+        }
+        Kind::Choice { .. } => {
+            return Some(format!("choose one: {repo}:FILE, or {repo}:Q4_K_M"));
+        }
+        _ => return None,
     };
-    if !not_found {
-        return error.into();
-    }
-    let text = path.display().to_string();
-    let hint = if is_hub_id(&text) {
-        format!(
-            "mlex does not fetch from the Hugging Face Hub yet: download the repository (`hf \
-             download {text} --local-dir DIR`) and give --model DIR"
-        )
-    } else {
-        "a model is a directory with config.json, tokenizer.json and *.safetensors, or a .gguf file"
-            .to_owned()
-    };
-    Hinted::new(error, hint).into()
+    Some(hint.to_owned())
 }
 
-/// Whether it reads like `organization/name`.
-fn is_hub_id(text: &str) -> bool {
-    let is_name = |part: &str| {
-        part.starts_with(|c: char| c.is_ascii_alphanumeric())
-            && part
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
-    };
-    let is_file = text.ends_with(".gguf") || text.ends_with(".safetensors");
-    text.split_once('/')
-        .is_some_and(|(org, name)| is_name(org) && is_name(name))
-        && !is_file
+/// The error of a model path that cannot be opened, with what a model is.
+pub(crate) fn no_model(error: Error) -> anyhow::Error {
+    match error.kind() {
+        ErrorKind::Io(io) if io.kind() == std::io::ErrorKind::NotFound => Hinted::new(
+            error,
+            "a model is a directory with config.json, tokenizer.json and *.safetensors, a .gguf \
+             file, or a repository on the Hugging Face Hub (organization/name)",
+        )
+        .into(),
+        _ => error.into(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn hub_ids() {
-        assert!(is_hub_id("mlx-community/Qwen3-0.6B-4bit"));
-        for path in [
-            "model",
-            "./model",
-            "/a/b",
-            "a/b/c",
-            "../x",
-            "models/x.gguf",
-            "a/",
-        ] {
-            assert!(!is_hub_id(path), "{path}");
-        }
-    }
 
     #[test]
     fn line_breaks_become_spaces() {

@@ -1,4 +1,4 @@
-//! The `mlex` command: run, score, inspect, convert and measure language models.
+//! The `mlex` command: run, score, inspect, convert, measure and fetch language models.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -6,10 +6,12 @@ mod bench;
 mod convert;
 mod failure;
 mod generate;
+mod hub;
 mod inspect;
 mod interrupt;
 mod output;
 mod progress;
+mod pull;
 mod score;
 
 use std::process::ExitCode;
@@ -34,6 +36,7 @@ enum Command {
     Inspect(inspect::Args),
     Convert(convert::Args),
     Bench(bench::Args),
+    Pull(pull::Args),
 }
 
 fn main() -> ExitCode {
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(args),
         Command::Convert(args) => convert::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Pull(args) => pull::run(args),
     };
     done.unwrap_or_else(|error| failure::report(&error))
 }

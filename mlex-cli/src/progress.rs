@@ -21,10 +21,22 @@ impl ByteBar {
         Self(ProgressBar::new(0).with_style(style).with_prefix(what))
     }
 
+    /// One for bytes that come over a network, with their speed.
+    pub(crate) fn transfer(what: &'static str) -> Self {
+        const BYTES: &str = "{prefix} {bar:30} {decimal_bytes} of {decimal_total_bytes}";
+        let style = style(&format!("{BYTES} {{decimal_bytes_per_sec}} {{eta}}"));
+        Self(ProgressBar::new(0).with_style(style).with_prefix(what))
+    }
+
     /// Moves it.
     pub(crate) fn set(&self, progress: LoadProgress) {
-        self.0.set_length(progress.total);
-        self.0.set_position(progress.loaded);
+        self.set_bytes(progress.loaded, progress.total);
+    }
+
+    /// Moves it.
+    pub(crate) fn set_bytes(&self, done: u64, total: u64) {
+        self.0.set_length(total);
+        self.0.set_position(done);
     }
 
     /// Takes it away.

@@ -67,8 +67,8 @@ impl Input {
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let text = args.input.text()?;
-    let path = &args.model.model;
-    let files = ModelFiles::open(path).map_err(|error| failure::no_model(path, error))?;
+    let path = args.model.source.locate("score")?;
+    let files = ModelFiles::open(&path).map_err(failure::no_model)?;
     let (tokens, tokenizer) = match (text, &args.input.tokens) {
         (Some(text), _) => {
             let tokenizer = files.tokenizer()?;

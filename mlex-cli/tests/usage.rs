@@ -21,6 +21,7 @@ fn help_names_the_commands() {
         assert!(text.contains(command), "{text}");
         assert!(succeeds(&mut mlex([command, "--help"])).contains("--model"));
     }
+    assert!(text.contains("pull"), "{text}");
 }
 
 #[test]
@@ -52,6 +53,12 @@ fn wrong_flags_are_usage_errors() {
             "--prompt-tokens",
         ),
         (&["bench", "--model", model, "--repeats", "0"], "--repeats"),
+        (
+            &["inspect", "--model", model, "--revision", "v1"],
+            "--revision",
+        ),
+        (&["pull"], "<REPO>"),
+        (&["pull", "name"], "organization/name"),
     ];
     for (args, what) in cases {
         let output = mlex(*args).output().unwrap();
@@ -117,11 +124,11 @@ fn a_missing_model_says_how_to_get_one() {
             "{hint}"
         );
         let (error, hint) = fails(mlex(command).args(["--model", "org/Some-Model-4bit"]));
-        assert!(
-            error.starts_with("org/Some-Model-4bit: No such file"),
-            "{error}"
+        assert_eq!(
+            error,
+            "org/Some-Model-4bit: revision \"main\" is not in the cache /no/cache"
         );
-        assert!(hint.contains("hf download org/Some-Model-4bit"), "{hint}");
+        assert!(hint.contains("mlex pull org/Some-Model-4bit"), "{hint}");
     }
 }
 

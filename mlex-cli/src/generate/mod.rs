@@ -4,6 +4,7 @@ mod prompt;
 
 use std::mem::ManuallyDrop;
 use std::num::NonZeroUsize;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
@@ -58,8 +59,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         ));
     }
     let input = args.prompt.read()?;
-    let path = &args.model.model;
-    let files = ModelFiles::open(path).map_err(|error| failure::no_model(path, error))?;
+    let path = args.model.source.locate("generate")?;
+    let files = ModelFiles::open(&path).map_err(failure::no_model)?;
     let has_template = files.chat_template()?.is_some();
     let mut request: Request = input.request(has_template)?;
     request.max_tokens = args.max_tokens;
@@ -70,7 +71,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 
     // Never dropped: its thread waits, idle, until the program has ended. Taking the model
     // apart would only delay the end.
-    let session = ManuallyDrop::new(load(&args.model)?);
+    let session = ManuallyDrop::new(load(&path, &args.model)?);
     let output = generate(&session, request, !args.json)?;
     if args.json {
         print_json(&output.json(session.info().load_time.as_secs_f64()))?;
@@ -85,14 +86,14 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     })
 }
 
-fn load(args: &ModelArgs) -> Result<Session> {
+fn load(path: &Path, args: &ModelArgs) -> Result<Session> {
     let bar = ByteBar::new("loading");
     let mut options = LoadOptions::default();
     options.dtype = args.dtype;
     options.device = Some(args.set_up()?);
     let moved = bar.clone();
     options.on_progress = Some(Box::new(move |progress| moved.set(progress)));
-    let session = Session::load(&args.model, options);
+    let session = Session::load(path, options);
     bar.finish();
     Ok(session?)
 }

@@ -3,7 +3,6 @@
 mod modules;
 mod report;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -11,6 +10,7 @@ use mlex_core::{Device, Stream};
 use mlex_models::ModelFiles;
 
 use crate::failure;
+use crate::hub::Source;
 use crate::output::{print, print_json};
 use report::Report;
 
@@ -19,9 +19,8 @@ use report::Report;
 /// Reads the headers of the files, not the weights.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Model directory or .gguf file
-    #[arg(long, value_name = "PATH")]
-    model: PathBuf,
+    #[command(flatten)]
+    source: Source,
     /// The context that the cache's memory is estimated for [default: the model's longest, or
     /// 32768 when that is longer]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
@@ -33,8 +32,8 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     Stream::default_of(Device::Cpu)?.set_current();
-    let files =
-        ModelFiles::open(&args.model).map_err(|error| failure::no_model(&args.model, error))?;
+    let path = args.source.locate("inspect")?;
+    let files = ModelFiles::open(path).map_err(failure::no_model)?;
     let report = Report::of(&files, args.context)?;
     if args.json {
         print_json(&report.json())?;

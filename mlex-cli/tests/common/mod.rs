@@ -8,12 +8,15 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// The command with its arguments; logging is as it is for a user without settings.
+/// The command with its arguments; logging is as it is for a user without settings, and nothing
+/// is asked of the Hub.
 pub(crate) fn mlex<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mlex"));
     command
         .args(args)
         .env_remove("RUST_LOG")
+        .env("HF_HUB_CACHE", "/no/cache")
+        .env("HF_HUB_OFFLINE", "1")
         .stdin(Stdio::null());
     command
 }

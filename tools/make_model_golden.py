@@ -26,9 +26,10 @@ import zlib
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
-from mlx_lm.models.cache import BatchKVCache, BatchRotatingKVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, BatchKVCache, BatchRotatingKVCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.utils import _get_classes, load_model, quantize_model
 
+import qwen_checkpoints
 from goldens import ROOT, save_tensors
 from quantized_checkpoints import (
     FP8_SECTIONS,
@@ -96,7 +97,7 @@ def minimal(config, *more):
 
 # name: (config, options). Options: dtype, quantize (arguments of quantize_model), predicate (which layers
 # and how), fp8 (how the weights' scales lie), shards, extra (tensors that loading must drop), omit (tensors
-# left out of the file). Those of quantized_checkpoints.py come on top.
+# left out of the file), layout (see qwen_checkpoints.py). Those of quantized_checkpoints.py come on top.
 CHECKPOINTS = {
     "llama-f32": ({**MAIN, **LLAMA}, {}),
     "llama-bf16": ({**MAIN, **LLAMA}, dict(dtype=mx.bfloat16)),
@@ -214,6 +215,7 @@ CHECKPOINTS = {
     "qwen3-f32": ({**MAIN, **QWEN3}, {}),
     "qwen3-bf16": ({**MAIN, **QWEN3}, dict(dtype=mx.bfloat16)),
     "qwen3-tied-4bit": ({**WIDE, **QWEN3, "tie_word_embeddings": True}, dict(quantize=dict(group_size=32, bits=4))),
+    **qwen_checkpoints.CHECKPOINTS,
 }
 
 CHECKPOINTS |= quantized_checkpoints(MAIN, LLAMA, QWEN3)
@@ -221,8 +223,13 @@ CHECKPOINTS |= quantized_checkpoints(MAIN, LLAMA, QWEN3)
 
 def random_weight(name, shape):
     """A weight whose scale keeps activations near 1 and logits a few units wide; seeded by its name."""
-    noise = np.random.default_rng(zlib.crc32(f"{name} {shape}".encode())).standard_normal(shape)
-    if name.endswith("bias"):
+    name = name.removeprefix("language_model.")
+    rng = np.random.default_rng(zlib.crc32(f"{name} {shape}".encode()))
+    noise = rng.standard_normal(shape)
+    special = qwen_checkpoints.delta_parameter(name, rng, shape)
+    if special is not None:
+        noise = special
+    elif name.endswith("bias"):
         noise *= 0.3
     elif len(shape) == 1:
         noise = 1.0 + 0.3 * noise
@@ -231,20 +238,30 @@ def random_weight(name, shape):
     elif name == "model.embed_tokens.weight":
         noise *= 0.4
     else:
-        noise *= 1.5 / shape[1] ** 0.5
+        noise *= 1.5 / shape[-1 if "switch_mlp" in name else 1] ** 0.5
     return mx.array(noise.astype(np.float32))
+
+
+def classes(config):
+    """mlx-lm's classes for a config, some of whose names it does not know."""
+    kind = config["model_type"]
+    return _get_classes({**config, "model_type": qwen_checkpoints.SAME.get(kind, kind)})
 
 
 def build(config, dtype=mx.float32, quantize=None, predicate=None, fp8=None):
     """mlx-lm's model for `config` with random weights, the config as it is saved, and the 8-bit weights."""
-    model_class, args_class = _get_classes(config)
-    model = model_class(args_class.from_dict(config))
+    model_class, args_class = classes(config)
+    model = model_class(args_class.from_dict(copy.deepcopy(config)))
     shapes = {
         name: value.shape
         for name, value in tree_flatten(model.parameters())
         if not name.rsplit(".", 1)[-1].startswith("_")
     }
-    weights = [(name, random_weight(name, shape).astype(dtype)) for name, shape in sorted(shapes.items())]
+    keeps = getattr(model, "cast_predicate", None) or (lambda _: True)
+    weights = [
+        (name, random_weight(name, shape).astype(dtype if keeps(name) else mx.float32))
+        for name, shape in sorted(shapes.items())
+    ]
     model.update(tree_unflatten(weights))
     stored = None
     if fp8 is not None:
@@ -257,7 +274,7 @@ def build(config, dtype=mx.float32, quantize=None, predicate=None, fp8=None):
     return model, config, stored
 
 
-def save(folder, model, config, shards=1, extra=(), omit=(), stored=None):
+def save(folder, model, config, shards=1, extra=(), omit=(), stored=None, layout=None):
     """Writes the MLX directory: config.json, the shards, and an index when there are several."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*"):
@@ -268,6 +285,7 @@ def save(folder, model, config, shards=1, extra=(), omit=(), stored=None):
         weights[name] = random_weight(
             name, (config["head_dim"] // 2,) if "inv_freq" in name else (config["vocab_size"], config["hidden_size"])
         )
+    weights = qwen_checkpoints.stored(weights, config, layout, random_weight)
     names = sorted(weights)
     if stored is not None:
         save_fp8(folder / "model.safetensors", weights | stored)
@@ -310,17 +328,24 @@ def clear_prompt(name, models, vocabulary, margin):
         tokens, margins = greedy(models[-1], prompt)
         if min(margins) < margin or len(set(tokens)) < 5:
             continue
+        rows = [rng.integers(3, vocabulary, n) for n in BATCH_LENGTHS]
+        # Rounding must not send a token to other experts.
+        if len(models) > 1 and qwen_checkpoints.smallest_route_gap(models[-1], [prompt, *rows]) < 0.06:
+            continue
         if all(greedy(model, prompt)[0] == tokens for model in models[:-1]):
-            return prompt, tokens, margins, rng
+            return prompt, tokens, margins, rows
     raise RuntimeError(f"{name}: no prompt with a clear greedy continuation")
 
 
 def batch_caches(model, padding):
-    template = make_prompt_cache(model)
-    return [
-        BatchRotatingKVCache(cache.max_size, padding) if isinstance(cache, RotatingKVCache) else BatchKVCache(padding)
-        for cache in template
-    ]
+    def batched(cache):
+        if isinstance(cache, RotatingKVCache):
+            return BatchRotatingKVCache(cache.max_size, padding)
+        if isinstance(cache, ArraysCache):
+            return ArraysCache(len(cache.cache), padding)
+        return BatchKVCache(padding)
+
+    return [batched(cache) for cache in make_prompt_cache(model)]
 
 
 def in_float32(model):
@@ -342,7 +367,7 @@ def expected(name, model, vocabulary, dtype):
     if half and quantized:
         model = in_float32(model)
     models = [native, in_float32(model)] if half else [model]
-    prompt, tokens, margins, rng = clear_prompt(name, models, vocabulary, 0.25 if half else 0.02)
+    prompt, tokens, margins, rows = clear_prompt(name, models, vocabulary, 0.25 if half else 0.02)
     out = {
         "tokens": prompt,
         "logits": one_pass(model, prompt),
@@ -355,7 +380,6 @@ def expected(name, model, vocabulary, dtype):
         out["logits_cpu"] = one_pass(native, prompt)
 
     padding = [max(BATCH_LENGTHS) - n for n in BATCH_LENGTHS]
-    rows = [rng.integers(3, vocabulary, n) for n in BATCH_LENGTHS]
     batch = np.stack([np.concatenate([np.zeros(pad, np.int64), row]) for pad, row in zip(padding, rows)])
     batch_logits = np.array(model(mx.array(batch), cache=batch_caches(model, padding)).astype(mx.float32))
     for i, (pad, row) in enumerate(zip(padding, rows)):
@@ -372,14 +396,15 @@ def make(name):
     config, options = CHECKPOINTS[name]
     config = {key: value for key, value in config.items() if not (key == "head_dim" and value is None)}
     options = dict(options)
-    filing = {key: options.pop(key) for key in ("shards", "extra", "omit") if key in options}
+    filing = {key: options.pop(key) for key in ("shards", "extra", "omit", "layout") if key in options}
     model, config, stored = build(config, **options)
     folder = DATA / name
     save(folder, model, config, stored=stored, **filing)
     if stored is None:
         # mlx-lm's Llama and Qwen3 do not read 8-bit floats; the model has their values already.
-        model, _ = load_model(folder)
-    values = expected(name, model, config["vocab_size"], options.get("dtype", mx.float32))
+        model, _ = load_model(folder, get_model_classes=classes)
+    vocabulary = config.get("text_config", config)["vocab_size"]
+    values = expected(name, model, vocabulary, options.get("dtype", mx.float32))
     save_tensors(folder / "expected.safetensors", values)
     size = sum(file.stat().st_size for file in folder.glob("*")) // 1024
     spread = float(mx.std(values["logits"]))

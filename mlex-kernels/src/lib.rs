@@ -6,6 +6,8 @@
 //! * [`project`] and [`project_gated`]: several of them for the same activations.
 //! * [`take_rows`] and [`argmax`]: where a token becomes an embedding, and logits a token.
 //! * [`rms_norm`], [`add_rms_norm`], [`layer_norm`], [`rope`], [`gated`].
+//! * [`gated_delta`]: a linear-attention layer between its projections.
+//! * [`Routes`]: which rows go to which expert of a mixture.
 //!
 //! Elements are [`f32`], [`half::f16`] or [`half::bf16`]; sums are always in f32. The vector
 //! instructions are chosen at run time ([`Level`]), and work is spread over one pool of
@@ -16,7 +18,9 @@ mod attention;
 mod choose;
 mod element;
 mod error;
+mod gated_delta;
 mod matmul;
+mod moe;
 mod norm;
 mod rope;
 mod simd;
@@ -27,10 +31,14 @@ pub use attention::{AttentionOptions, AttentionShape, Heads, Mask, OutputOrder, 
 pub use choose::{argmax, take_rows};
 pub use element::{Element, Floats};
 pub use error::{KernelError, Result};
+pub use gated_delta::{
+    DeltaInputs, DeltaLayer, DeltaShape, Strided, gated_delta, gated_delta_tail,
+};
 pub use matmul::{
     Linear, Mode, Precision, Projection, QuantizedWeight, Scales, gather_quantized_matmul, linear,
     project, project_gated, quantized_matmul,
 };
+pub use moe::Routes;
 pub use norm::{add_rms_norm, layer_norm, rms_norm};
 pub use rope::{Frequencies, RopeOptions, rope};
 pub use simd::Level;

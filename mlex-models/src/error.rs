@@ -146,6 +146,23 @@ impl Error {
         self
     }
 
+    /// Names the section of a config that its field is in: `rope_theta` of `text_config` is
+    /// `text_config.rope_theta`.
+    #[must_use]
+    pub(crate) fn in_section(mut self, section: &str) -> Self {
+        match &mut self.0.kind {
+            ErrorKind::Field { field, .. } => *field = format!("{section}.{field}"),
+            ErrorKind::Unsupported { what, .. } => *what = format!("{section}.{what}"),
+            ErrorKind::Missing { what } => {
+                if let Some(field) = what.strip_prefix("field ") {
+                    *what = format!("field {section}.{field}");
+                }
+            }
+            _ => {}
+        }
+        self
+    }
+
     /// Whether it is about a value that a configuration gave, not about a file of weights.
     pub(crate) fn is_about_config(&self) -> bool {
         match &self.0.kind {

@@ -19,6 +19,9 @@ const ENTRIES: &[&Entry] = &[
     &arch::minicpm::ENTRY,
     &arch::qwen2::ENTRY,
     &arch::qwen3::ENTRY,
+    &arch::qwen3_5::ENTRY,
+    &arch::qwen3_moe::ENTRY,
+    &arch::qwen3_next::ENTRY,
     &arch::smollm3::ENTRY,
 ];
 

@@ -250,6 +250,10 @@ fn mlx_operations_and_kernels_agree() {
         "qwen2-f32",
         "qwen3-f32",
         "llama-sliding",
+        "qwen3_moe-4bit",
+        "qwen3_next-f32",
+        "qwen3_next-4bit",
+        "qwen3_5_moe-hf",
     ] {
         let golden = Golden::open(name, None);
         mlex_nn::dispatch::set_kernels(false);

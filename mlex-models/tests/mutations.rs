@@ -92,6 +92,10 @@ fn every_field_of_a_config_may_hold_anything() {
         "qwen3-tied-4bit",
         "minicpm",
         "smollm3",
+        "qwen3_moe-sparse-step",
+        "qwen3_next-hf",
+        "qwen3_5-4bit",
+        "qwen3_5_moe-text",
     ] {
         let model = Copy::of(name);
         let config: Map<String, Value> =

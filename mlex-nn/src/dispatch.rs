@@ -60,7 +60,7 @@ fn quantized_matmul(x: &Array, weight: &QuantizedWeight) -> Result<Array> {
 }
 
 /// The same weight with scales and biases in f32, where they are floating point.
-fn widened(weight: &QuantizedWeight) -> Result<QuantizedWeight> {
+pub(crate) fn widened(weight: &QuantizedWeight) -> Result<QuantizedWeight> {
     let wide = |array: &Array| -> Result<Array> {
         if array.dtype().is_float() {
             Ok(array.as_type(Dtype::Float32)?)

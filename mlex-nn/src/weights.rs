@@ -235,6 +235,44 @@ impl Weights {
             .retain(|path, _| !matches(path));
     }
 
+    /// Puts back a tensor that was taken, for another layer that reads a part of it.
+    pub(crate) fn put_back(&self, name: &str, array: Array) {
+        let path = self.path(name);
+        let mut state = self.state.borrow_mut();
+        state.tensors.insert(path, LazyTensor::ready(array));
+    }
+
+    /// Whether there is a tensor, not taken yet, of which `matches` holds: its full path and
+    /// its shape.
+    pub fn any(&self, matches: impl Fn(&str, &[i32]) -> bool) -> bool {
+        let state = self.state.borrow();
+        let mut tensors = state.tensors.iter();
+        tensors.any(|(path, tensor)| matches(path, &tensor.shape))
+    }
+
+    /// Tensors whose full path `matches` go through `change` when they are read: another
+    /// parametrization, or another order of rows. Shape and dtype stay.
+    pub fn transform(
+        &self,
+        matches: impl Fn(&str) -> bool,
+        change: impl Fn(Array) -> mlex_core::Result<Array> + 'static,
+    ) {
+        let change = Rc::new(change);
+        for (path, tensor) in &mut self.state.borrow_mut().tensors {
+            if !matches(path) {
+                continue;
+            }
+            let read = std::mem::replace(&mut tensor.load, Box::new(|| Array::scalar(0)));
+            let change = Rc::clone(&change);
+            tensor.load = Box::new(move || {
+                let array = change(read()?)?;
+                // At once, so that what was read is gone before the next tensor comes.
+                array.eval()?;
+                Ok(array)
+            });
+        }
+    }
+
     /// Whether every tensor that was asked for was there and right so far.
     pub(crate) fn is_complete(&self) -> bool {
         self.state.borrow().errors.is_empty()

@@ -358,7 +358,7 @@ fn layers_are_trimmed_together_or_not_at_all() {
     for position in 0..300 {
         for layer in cache.layers_mut() {
             let (k, v) = (keys(position, 1), values(position, 1));
-            layer.attention().update(&k, &v).unwrap();
+            layer.attention().unwrap().update(&k, &v).unwrap();
         }
     }
     assert!(cache.nbytes() > 0);

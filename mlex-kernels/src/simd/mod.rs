@@ -21,6 +21,7 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod dot;
 pub(crate) mod elementwise;
+pub(crate) mod gated_delta;
 pub(crate) mod gemm;
 pub(crate) mod math;
 #[cfg(target_arch = "x86_64")]

@@ -18,7 +18,8 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 pub(crate) use tiles::{
-    Columns, RowBlock, Rows, parallel_blocks, parallel_chunks, parallel_columns,
+    Columns, RowBlock, Rows, Tile, Tiling, parallel_blocks, parallel_chunks, parallel_columns,
+    parallel_tiles,
 };
 
 /// How long a worker without a job spins, and then yields, before it parks.

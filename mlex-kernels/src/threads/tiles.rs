@@ -6,10 +6,28 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::parallel_for;
 
+/// How an array of `[planes, rows, columns]` is cut into tiles, one task each.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Tiling {
+    /// Number of planes.
+    pub(crate) planes: usize,
+    /// Rows of a plane.
+    pub(crate) rows: usize,
+    /// Columns of a plane.
+    pub(crate) columns: usize,
+    /// Rows of a tile; the last may have fewer.
+    pub(crate) tile_rows: usize,
+    /// Columns of a tile; the last may have fewer.
+    pub(crate) tile_columns: usize,
+}
+
 /// One tile of an array that is being written by several threads.
 pub(crate) struct Tile<'a, T> {
-    /// The number of the block or array that it lies in.
+    /// The number of the plane, block or array that it lies in.
     pub(crate) plane: usize,
+    /// Its first row there; 0 in blocks and arrays, which are not cut into rows.
+    #[cfg_attr(not(test), allow(dead_code, reason = "the tests look at it"))]
+    pub(crate) row: usize,
     /// Its first column there.
     pub(crate) column: usize,
     /// Its number of rows.
@@ -40,6 +58,52 @@ impl<T> SendPtr<T> {
     fn get(&self) -> *mut T {
         self.0
     }
+}
+
+/// Runs `task` once for every tile of `data`, on the pool.
+///
+/// # Panics
+/// When `data` is not as long as the tiling says, or a task panics.
+pub(crate) fn parallel_tiles<T: Send>(
+    data: &mut [T],
+    tiling: Tiling,
+    task: impl Fn(Tile<'_, T>) + Sync,
+) {
+    let Tiling {
+        planes,
+        rows,
+        columns,
+        tile_rows,
+        tile_columns,
+    } = tiling;
+    assert!(tile_rows > 0 && tile_columns > 0);
+    let length = planes
+        .checked_mul(rows)
+        .and_then(|n| n.checked_mul(columns));
+    assert_eq!(length, Some(data.len()));
+    if data.is_empty() {
+        return;
+    }
+    let down = rows.div_ceil(tile_rows);
+    let across = columns.div_ceil(tile_columns);
+    let start = SendPtr(data.as_mut_ptr());
+    parallel_for(planes * down * across, |index| {
+        // Columns vary slowest inside a plane: neighbours in time share a panel of weights.
+        let (plane, rest) = (index / (down * across), index % (down * across));
+        let (row, column) = (rest % down * tile_rows, rest / down * tile_columns);
+        let offset = (plane * rows + row) * columns + column;
+        task(Tile {
+            plane,
+            row,
+            column,
+            rows: tile_rows.min(rows - row),
+            columns: tile_columns.min(columns - column),
+            // SAFETY: `row < rows` and `column < columns`, so the offset is inside of `data`.
+            start: unsafe { start.get().add(offset) },
+            stride: columns,
+            data: PhantomData,
+        });
+    });
 }
 
 /// Rows of a two-dimensional array that are cut into tiles of some columns.
@@ -87,6 +151,7 @@ pub(crate) fn parallel_blocks<T: Send>(
         let column = (index - firsts[number]) * block.tile_columns;
         task(Tile {
             plane: number,
+            row: 0,
             column,
             rows: block.rows.len(),
             columns: block.tile_columns.min(columns - column),
@@ -152,6 +217,7 @@ pub(crate) fn parallel_columns<T: Send>(
         let column = (index - part.first) * part.tile_columns;
         task(Tile {
             plane,
+            row: 0,
             column,
             rows: part.rows,
             columns: part.tile_columns.min(part.columns - column),
@@ -222,6 +288,27 @@ pub(crate) fn parallel_chunks<T: Send>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tiles_cover_the_array_without_overlap() {
+        let tiling = Tiling {
+            planes: 3,
+            rows: 5,
+            columns: 7,
+            tile_rows: 2,
+            tile_columns: 3,
+        };
+        let mut data = vec![0u32; 3 * 5 * 7];
+        parallel_tiles(&mut data, tiling, |mut tile| {
+            for row in 0..tile.rows {
+                let first = (tile.plane * 5 + tile.row + row) * 7 + tile.column;
+                for (i, value) in tile.row_mut(row).iter_mut().enumerate() {
+                    *value += (first + i) as u32 + 1;
+                }
+            }
+        });
+        assert!(data.iter().enumerate().all(|(i, &v)| v == i as u32 + 1));
+    }
 
     #[test]
     fn chunks_cover_the_slice() {

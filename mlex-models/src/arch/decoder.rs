@@ -296,7 +296,7 @@ impl Decoder {
         let mut masks: Vec<(Option<i32>, Mask)> = Vec::new();
         for (layer, state) in self.layers.iter().zip(cache.layers_mut()) {
             if !masks.iter().any(|(window, _)| *window == layer.window) {
-                masks.push((layer.window, state.attention().mask(length)?));
+                masks.push((layer.window, state.attention()?.mask(length)?));
             }
         }
         Ok(Masks(masks))
@@ -331,7 +331,7 @@ impl Decoder {
         let mut updates = Vec::with_capacity(self.layers.len());
         for (layer, state) in self.layers.iter().zip(cache.layers_mut()) {
             let mask = masks.of(layer.window);
-            let recorded = layer.record(&mut sequence, stream, mask, state.attention(), scale)?;
+            let recorded = layer.record(&mut sequence, stream, mask, state.attention()?, scale)?;
             let Some(recorded) = recorded else {
                 return Ok(None);
             };
@@ -348,7 +348,7 @@ impl Decoder {
         let hidden = outputs.next();
         for (update, state) in updates.iter().zip(cache.layers_mut()) {
             if let (Some(keys), Some(values)) = (outputs.next(), outputs.next()) {
-                update.apply(state.attention(), keys, values);
+                update.apply(state.attention()?, keys, values);
             }
         }
         Ok(hidden)
@@ -399,7 +399,7 @@ impl Model for Decoder {
             residual: None,
         };
         for (layer, state) in self.layers.iter().zip(cache.layers_mut()) {
-            let state = state.attention();
+            let state = state.attention()?;
             let mask = masks.of(layer.window);
             stream = layer.forward(stream, mask, state, self.scales.residual)?;
         }

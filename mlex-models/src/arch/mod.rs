@@ -3,6 +3,10 @@
 mod decoder;
 pub(crate) mod llama;
 pub(crate) mod minicpm;
+mod mixed;
 pub(crate) mod qwen2;
 pub(crate) mod qwen3;
+pub(crate) mod qwen3_5;
+pub(crate) mod qwen3_moe;
+pub(crate) mod qwen3_next;
 pub(crate) mod smollm3;

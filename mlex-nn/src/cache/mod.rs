@@ -1,12 +1,14 @@
 //! What a model remembers of the tokens it has seen: one state per layer, in one value.
 
 mod kv;
+mod recurrent;
 
 use std::sync::Arc;
 
 use mlex_core::{Array, AttentionMask};
 
 pub use kv::KvCache;
+pub use recurrent::{RecurrentCache, RecurrentState};
 
 use crate::{Error, Result};
 
@@ -58,13 +60,66 @@ impl Mask {
 pub enum LayerCache {
     /// Keys and values of an attention layer.
     Attention(KvCache),
+    /// The state of a recurrent layer.
+    Recurrent(RecurrentCache),
+}
+
+/// Calls a method that all kinds of caches have.
+macro_rules! each {
+    ($cache:expr, $inner:ident => $call:expr) => {
+        match $cache {
+            LayerCache::Attention($inner) => $call,
+            LayerCache::Recurrent($inner) => $call,
+        }
+    };
 }
 
 impl LayerCache {
     /// The keys and values of an attention layer.
-    pub fn attention(&mut self) -> &mut KvCache {
+    ///
+    /// # Errors
+    /// When it is another kind of layer's.
+    pub fn attention(&mut self) -> Result<&mut KvCache> {
         match self {
-            Self::Attention(cache) => cache,
+            Self::Attention(cache) => Ok(cache),
+            other => Err(other.is_not("an attention layer's")),
+        }
+    }
+
+    /// The state of a recurrent layer.
+    ///
+    /// # Errors
+    /// When it is another kind of layer's.
+    pub fn recurrent(&mut self) -> Result<&mut RecurrentCache> {
+        match self {
+            Self::Recurrent(cache) => Ok(cache),
+            other => Err(other.is_not("a recurrent layer's")),
+        }
+    }
+
+    fn is_not(&self, expected: &str) -> Error {
+        let found = match self {
+            Self::Attention(_) => "an attention layer's",
+            Self::Recurrent(_) => "a recurrent layer's",
+        };
+        Error::setting("layer cache", expected, found)
+    }
+
+    /// How many tokens the layer has seen, padding included.
+    pub fn len(&self) -> i32 {
+        each!(self, cache => cache.len())
+    }
+
+    /// Whether it has seen none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The arrays that hold the state.
+    pub fn arrays(&self) -> Box<dyn Iterator<Item = &Array> + '_> {
+        match self {
+            Self::Attention(cache) => Box::new(cache.arrays()),
+            Self::Recurrent(cache) => Box::new(cache.arrays()),
         }
     }
 }
@@ -101,9 +156,7 @@ impl Cache {
 
     /// How many tokens the model has seen, padding included.
     pub fn len(&self) -> i32 {
-        self.layers
-            .first()
-            .map_or(0, |LayerCache::Attention(cache)| cache.len())
+        self.layers.first().map_or(0, LayerCache::len)
     }
 
     /// Whether it has seen none.
@@ -116,17 +169,17 @@ impl Cache {
     /// # Errors
     /// When tokens have been seen already.
     pub fn set_left_padding(&mut self, padding: &[i32]) -> Result<()> {
-        for LayerCache::Attention(cache) in &mut self.layers {
-            cache.set_left_padding(padding)?;
+        for layer in &mut self.layers {
+            each!(layer, cache => cache.set_left_padding(padding))?;
         }
         Ok(())
     }
 
-    /// Whether the last `count` tokens can be forgotten.
+    /// Whether the last `count` tokens can be forgotten. Recurrent layers cannot forget some of
+    /// what they have seen: keep a clone of the cache to go back to.
     pub fn can_trim(&self, count: i32) -> bool {
-        self.layers
-            .iter()
-            .all(|LayerCache::Attention(cache)| cache.can_trim(count))
+        let mut layers = self.layers.iter();
+        layers.all(|layer| each!(layer, cache => cache.can_trim(count)))
     }
 
     /// Forgets the last `count` tokens.
@@ -141,17 +194,15 @@ impl Cache {
                 count,
             ));
         }
-        for LayerCache::Attention(cache) in &mut self.layers {
-            cache.trim(count)?;
+        for layer in &mut self.layers {
+            each!(layer, cache => cache.trim(count))?;
         }
         Ok(())
     }
 
     /// The arrays that hold the state, to be evaluated.
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
-        self.layers
-            .iter()
-            .flat_map(|LayerCache::Attention(cache)| cache.arrays())
+        self.layers.iter().flat_map(LayerCache::arrays)
     }
 
     /// The bytes that the arrays take.

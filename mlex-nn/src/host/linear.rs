@@ -145,7 +145,8 @@ fn exact_half(array: &Array) -> Result<Option<Array>> {
     Ok(same.all(&axes, false)?.item::<bool>()?.then_some(half))
 }
 
-fn mode(layout: Quantized) -> Option<Mode> {
+/// The kernels' name of a layout.
+pub(super) fn mode(layout: Quantized) -> Option<Mode> {
     Some(match layout.mode {
         QuantizationMode::Affine => Mode::Affine {
             bits: u8::try_from(layout.bits).ok()?,

@@ -8,7 +8,9 @@ mod attend;
 mod attention;
 mod choose;
 mod constants;
+mod gated_delta;
 mod linear;
+mod moe;
 mod norm;
 mod rope;
 mod scratch;
@@ -26,9 +28,11 @@ pub(crate) use attend::{Attend, attend, record_attend};
 pub(crate) use attention::attention;
 pub(crate) use choose::{argmax, record_rows};
 pub(crate) use constants::Constants;
+pub(crate) use gated_delta::gated_delta;
 pub(crate) use linear::{
     Weight, gated_linear, linear, linear_many, narrowed, record_gated, record_linear,
 };
+pub(crate) use moe::mixture;
 pub(crate) use norm::{
     Parameters, add_rms_norm, layer_norm, record_add_rms_norm, record_rms_norm, rms_norm,
 };

@@ -1,0 +1,107 @@
+//! What a recurrent layer remembers: a state of fixed size, whatever it has seen.
+
+use std::sync::Arc;
+
+use mlex_core::Array;
+
+use crate::{Error, Result};
+
+/// The arrays of a [`RecurrentCache`]. They are replaced, never written to, so that a clone
+/// stays what it was.
+#[derive(Clone, Debug)]
+pub struct RecurrentState {
+    /// The last inputs of the layer's convolution, `[B, K - 1, C]`.
+    pub conv: Array,
+    /// The recurrent state, batch first.
+    pub state: Array,
+}
+
+/// The state of one recurrent layer behind a short convolution (gated delta, Mamba).
+#[derive(Clone, Debug, Default)]
+pub struct RecurrentCache {
+    state: Option<RecurrentState>,
+    /// Tokens seen, padding included.
+    seen: i32,
+    /// Tokens of padding at the start of each row; empty for none.
+    left_padding: Arc<[i32]>,
+}
+
+impl RecurrentCache {
+    /// Tokens seen, padding included.
+    pub fn len(&self) -> i32 {
+        self.seen
+    }
+
+    /// Whether none was seen.
+    pub fn is_empty(&self) -> bool {
+        self.seen == 0
+    }
+
+    /// Announces that row `b` of the batch starts with `padding[b]` tokens of padding, which
+    /// leave no trace in the state.
+    ///
+    /// # Errors
+    /// When tokens have been seen already or a number is negative.
+    pub fn set_left_padding(&mut self, padding: &[i32]) -> Result<()> {
+        if self.seen > 0 {
+            return Err(Error::setting("left padding", "an empty cache", self.seen));
+        }
+        if let Some(&count) = padding.iter().find(|&&count| count < 0) {
+            return Err(Error::setting("left padding", "no negative number", count));
+        }
+        self.left_padding = if padding.iter().all(|&count| count == 0) {
+            Arc::default()
+        } else {
+            padding.into()
+        };
+        Ok(())
+    }
+
+    /// How many of the next `new` tokens of each row are padding; `None` where none is.
+    pub fn padding(&self, new: i32) -> Option<Vec<i32>> {
+        let rows = self.left_padding.iter();
+        let rows: Vec<i32> = rows
+            .map(|&count| (count - self.seen).clamp(0, new))
+            .collect();
+        rows.iter().any(|&count| count > 0).then_some(rows)
+    }
+
+    /// The state; `None` before the first token.
+    pub fn state(&self) -> Option<&RecurrentState> {
+        self.state.as_ref()
+    }
+
+    /// Replaces the state by the one after `new` more tokens.
+    pub fn update(&mut self, state: RecurrentState, new: i32) {
+        self.state = Some(state);
+        self.seen += new;
+    }
+
+    /// Whether the last `count` tokens can be forgotten: all of them or none, since the state
+    /// holds no single one.
+    pub fn can_trim(&self, count: i32) -> bool {
+        count == 0 || count == self.seen
+    }
+
+    /// Forgets the last `count` tokens.
+    ///
+    /// # Errors
+    /// When it cannot ([`can_trim`](Self::can_trim)); then nothing is changed.
+    pub fn trim(&mut self, count: i32) -> Result<()> {
+        if !self.can_trim(count) {
+            let expected = format!("0 or all {} of a recurrent layer", self.seen);
+            return Err(Error::setting("tokens to trim", expected, count));
+        }
+        if count > 0 {
+            self.state = None;
+            self.seen = 0;
+        }
+        Ok(())
+    }
+
+    /// The arrays that hold the state.
+    pub fn arrays(&self) -> impl Iterator<Item = &Array> {
+        let arrays = self.state.iter();
+        arrays.flat_map(|RecurrentState { conv, state }| [conv, state])
+    }
+}

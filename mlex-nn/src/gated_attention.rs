@@ -1,0 +1,91 @@
+//! Self-attention whose output goes through a gate of its own ("Gated Attention for Large
+//! Language Models: Non-linearity, Sparsity, and Attention-Sink-Free").
+
+use mlex_core::Array;
+
+use crate::attention::attention;
+use crate::cache::{KvCache, Mask};
+use crate::{AttentionConfig, Error, Linear, Result, RmsNorm, Rope, Weights};
+
+/// Softmax attention over a cache, `o(attention(q, k, v) * sigmoid(gate))`. The query projection
+/// has the gate's rows too, head by head: `[H, (query, gate), D]`.
+#[derive(Clone, Debug)]
+pub struct GatedAttention {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    q_norm: RmsNorm,
+    k_norm: RmsNorm,
+    rope: Rope,
+    num_heads: i32,
+    num_kv_heads: i32,
+    head_dim: i32,
+}
+
+impl GatedAttention {
+    /// Takes the projections and the norms of queries and keys from `weights`. The norms' epsilon
+    /// is `eps`, whatever `config` has; `rope` may rotate a part of each head.
+    ///
+    /// # Errors
+    /// When a tensor cannot be read or the heads do not divide.
+    pub fn load(weights: &Weights, config: &AttentionConfig, eps: f32, rope: Rope) -> Result<Self> {
+        let &AttentionConfig {
+            hidden_size,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            ..
+        } = config;
+        if num_kv_heads <= 0 || num_heads % num_kv_heads != 0 {
+            let expected = format!("a divisor of the {num_heads} query heads");
+            return Err(Error::setting(
+                "num_key_value_heads",
+                expected,
+                num_kv_heads,
+            ));
+        }
+        let project = |name, heads: i32| {
+            let width = heads.saturating_mul(head_dim);
+            Linear::load(&weights.pp(name), hidden_size, width, config.qkv_bias)
+        };
+        let width = num_heads.saturating_mul(head_dim);
+        Ok(Self {
+            q_proj: project("q_proj", num_heads.saturating_mul(2))?,
+            k_proj: project("k_proj", num_kv_heads)?,
+            v_proj: project("v_proj", num_kv_heads)?,
+            o_proj: Linear::load(&weights.pp("o_proj"), width, hidden_size, config.o_bias)?,
+            q_norm: RmsNorm::load(&weights.pp("q_norm"), head_dim, eps)?,
+            k_norm: RmsNorm::load(&weights.pp("k_norm"), head_dim, eps)?,
+            rope,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+        })
+    }
+
+    /// `x` `[B, L, hidden_size]` to the same shape; adds its keys and values to `cache`.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn forward(&self, x: &Array, mask: &Mask, cache: &mut KvCache) -> Result<Array> {
+        let dim = self.head_dim;
+        let queries = self.q_proj.forward(x)?;
+        let queries = queries.unflatten(-1, &[self.num_heads, 2 * dim])?;
+        let gate = queries.slice_axis(-1, dim, 2 * dim)?.flatten(-2, -1)?;
+        let queries = self.q_norm.forward(&queries.slice_axis(-1, 0, dim)?)?;
+        let heads = |x: Array| x.unflatten(-1, &[self.num_kv_heads, dim]);
+        let keys = self.k_norm.forward(&heads(self.k_proj.forward(x)?)?)?;
+        let values = heads(self.v_proj.forward(x)?)?;
+
+        let offset = cache.offset();
+        let rotated = |x: Array| self.rope.forward(&x.transpose(&[0, 2, 1, 3])?, &offset);
+        let (queries, keys) = (rotated(queries)?, rotated(keys)?);
+        let (keys, values) = cache.update(&keys, &values.transpose(&[0, 2, 1, 3])?)?;
+
+        let scale = (dim as f32).powf(-0.5);
+        let output = attention(&queries, &keys, &values, scale, mask.as_attention(), None)?;
+        let output = output.transpose(&[0, 2, 1, 3])?.flatten(2, 3)?;
+        self.o_proj.forward(&output.multiply(&gate.sigmoid()?)?)
+    }
+}

@@ -79,6 +79,12 @@ impl ModelConfig {
         parse(&Value::Object(object))
     }
 
+    /// As [`parse`](Self::parse), for an architecture where a field that is `null` is not the same
+    /// as one that is absent.
+    pub(crate) fn parse_with_nulls<T: DeserializeOwned>(&self) -> Result<T> {
+        parse(&Value::Object(self.json.clone()))
+    }
+
     /// The ids that end a text: a number or a list under `eos_token_id`.
     ///
     /// # Errors
@@ -229,6 +235,7 @@ pub(crate) struct RopeSection {
     mscale: Option<f32>,
     mscale_all_dim: Option<f32>,
     long_factor: Option<Vec<f32>>,
+    partial_rotary_factor: Option<f32>,
 }
 
 impl RopeSection {
@@ -277,6 +284,10 @@ impl RopeSection {
                     "original_max_position_embeddings",
                     self.original_max_position_embeddings,
                 )?,
+            },
+            "proportional" => RopeScaling::Proportional {
+                factor: self.factor.unwrap_or(1.0),
+                partial_rotary_factor: self.partial_rotary_factor.unwrap_or(1.0),
             },
             other => {
                 return Err(Error::unsupported(

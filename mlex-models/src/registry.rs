@@ -15,6 +15,7 @@ pub(crate) struct Entry {
 }
 
 const ENTRIES: &[&Entry] = &[
+    &arch::gemma4::ENTRY,
     &arch::llama::ENTRY,
     &arch::minicpm::ENTRY,
     &arch::qwen2::ENTRY,

@@ -1,6 +1,7 @@
-//! The architectures, one file each.
+//! The architectures, one file or folder each.
 
 mod decoder;
+pub(crate) mod gemma4;
 pub(crate) mod llama;
 pub(crate) mod minicpm;
 mod mixed;

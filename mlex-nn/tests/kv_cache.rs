@@ -222,6 +222,33 @@ fn a_window_gives_what_a_mask_over_everything_gives() {
 }
 
 #[test]
+fn a_long_chunk_does_not_stay_in_a_window() {
+    for (window, chunk) in [(8, 3000), (512, 4096), (600, 5000)] {
+        let mut cache = KvCache::with_window(window).unwrap();
+        let most = window + 2 * 256 + 255;
+        for len in [chunk, 1, 1, chunk, 7, 1] {
+            let start = cache.len();
+            let seen = start.min(window - 1) + len;
+            let (k, v) = cache
+                .update(&keys(start, len), &values(start, len))
+                .unwrap();
+            assert_same(&k, &keys(start + len - seen, seen));
+            assert_same(&v, &values(start + len - seen, seen));
+            assert!(
+                len == chunk || capacity(&cache) <= most,
+                "window {window}: {} positions held",
+                capacity(&cache)
+            );
+        }
+        // A few of the last tokens can still be taken back.
+        cache.trim(9).unwrap();
+        let start = cache.len();
+        let (k, _) = cache.update(&keys(start, 1), &values(start, 1)).unwrap();
+        assert_same(&k, &keys(start + 1 - window, window));
+    }
+}
+
+#[test]
 fn a_window_can_be_trimmed_while_it_is_whole() {
     let mut cache = KvCache::with_window(4).unwrap();
     extend(&mut cache, 3);

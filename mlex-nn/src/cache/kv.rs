@@ -11,7 +11,7 @@ use crate::{Error, Result};
 const STEP: i32 = 256;
 
 /// Keys and values `[B, H_kv, S, D]` in buffers that grow in steps; with a window, only the
-/// positions that a new query can still see are kept (up to a step more).
+/// positions that a new query can still see are kept (and up to two steps more).
 #[derive(Clone, Debug, Default)]
 pub struct KvCache {
     buffers: Option<Buffers>,
@@ -289,7 +289,7 @@ impl Buffers {
 
     /// Empty buffers `[batch, heads, at least new, dim]` for keys and for values.
     fn empty([batch, heads, new]: [i32; 3], dims: [i32; 2], dtypes: [Dtype; 2]) -> Result<Self> {
-        let capacity = new.div_euclid(STEP) * STEP + if new % STEP == 0 { 0 } else { STEP };
+        let capacity = Self::rounded(new);
         let zeros =
             |index: usize| Array::zeros(&[batch, heads, capacity, dims[index]], dtypes[index]);
         Ok(Self {
@@ -300,23 +300,39 @@ impl Buffers {
     }
 
     /// The same with room for `new` positions; where they must grow, only the last `keep`
-    /// positions are carried along.
+    /// positions are carried along. Buffers that a long chunk has made larger than a window needs
+    /// are given up for smaller ones.
     fn with_room(&self, keep: i32, new: i32) -> Result<Self> {
-        if self.used + new <= self.keys.dim(2)? {
+        let capacity = self.keys.dim(2)?;
+        let slid = self.used > keep;
+        // A window that has begun to let go of positions would be full again at once.
+        let spare = if slid { STEP } else { 0 };
+        let needed = Self::rounded(keep + new + spare);
+        let fits = self.used + new <= capacity;
+        if fits && !(slid && capacity > needed + STEP) {
             return Ok(self.clone());
         }
-        // A window that has begun to let go of positions would be full again at once.
-        let spare = if self.used > keep { STEP } else { 0 };
+        // More than is seen, so that some of the last tokens can still be taken back.
+        let held = if fits {
+            self.used.min(keep + STEP / 2)
+        } else {
+            keep
+        };
         let empty = Self::new(&self.keys, &self.values, keep + new + spare)?;
         let moved = |from: &Array, to: &Array| -> Result<Array> {
-            let kept = from.slice_axis(2, self.used - keep, self.used)?;
-            Ok(to.slice_update_axis(&kept, 2, 0, keep)?)
+            let kept = from.slice_axis(2, self.used - held, self.used)?;
+            Ok(to.slice_update_axis(&kept, 2, 0, held)?)
         };
         Ok(Self {
             keys: moved(&self.keys, &empty.keys)?,
             values: moved(&self.values, &empty.values)?,
-            used: keep,
+            used: held,
         })
+    }
+
+    /// The next multiple of the step.
+    fn rounded(positions: i32) -> i32 {
+        positions.div_euclid(STEP) * STEP + if positions % STEP == 0 { 0 } else { STEP }
     }
 }
 

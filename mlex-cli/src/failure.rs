@@ -126,7 +126,7 @@ fn hub_hint(error: &mlex_hub::Error) -> Option<String> {
             "set HF_TOKEN to a valid token, or unset it and remove the token file"
         }
         Kind::Unreachable { .. } => {
-            "check the network; HF_ENDPOINT names another Hub, HTTPS_PROXY a proxy"
+            "check the network, and HTTPS_PROXY and HF_ENDPOINT where they are set"
         }
         Kind::Interrupted { .. } => "what has come is kept: the same command goes on from there",
         Kind::TooLong { .. } | Kind::Digest { .. } => {

@@ -3,6 +3,7 @@
 use std::io::Read;
 
 use ureq::http::{HeaderMap, Response, StatusCode, Uri};
+use ureq::tls::{RootCerts, TlsConfig};
 use ureq::{Agent, Body};
 
 use crate::settings::{HUB, HUB_SHORT, Settings};
@@ -63,7 +64,10 @@ impl Http {
                 found: "others".to_owned(),
             }));
         }
+        // A company's own certificates are among the system's.
+        let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier);
         let agent = Agent::config_builder()
+            .tls_config(tls.build())
             .http_status_as_error(false)
             // Redirects say something of a file, and the token must not go along.
             .max_redirects(0)

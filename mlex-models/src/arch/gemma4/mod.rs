@@ -190,7 +190,7 @@ impl Model for Gemma4 {
         // One mask for all layers of a kind: they have seen the same tokens.
         let mut masks: [Option<Mask>; 2] = [None, None];
         for (layer, state) in self.config.layers.iter().zip(cache.layers_mut()) {
-            let state = state.attention();
+            let state = state.attention()?;
             offset = state.offset();
             let mask = &mut masks[usize::from(layer.window.is_some())];
             if mask.is_none() {
@@ -208,7 +208,7 @@ impl Model for Gemma4 {
                 .unwrap_or(&Mask::Causal);
             let source = match kind.shared_with {
                 Some(owner) => Source::Shared(&seen[owner]),
-                None => Source::Own(cache.layers_mut()[index].attention()),
+                None => Source::Own(cache.layers_mut()[index].attention()?),
             };
             let (output, keys_values) =
                 layer.forward(&h, embedding.as_ref(), mask, &offset, source)?;

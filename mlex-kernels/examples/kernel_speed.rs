@@ -9,8 +9,9 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use mlex_kernels::{
-    Activation, Level, Linear, Mode, Precision, Projection, QuantizedWeight, Scales, linear,
-    project, project_gated, quantized_matmul, threads,
+    Activation, AttentionOptions, AttentionShape, Heads, Level, Linear, Mask, Mode, OutputOrder,
+    Precision, Projection, QuantizedWeight, Scales, attention, linear, project, project_gated,
+    quantized_matmul, threads,
 };
 
 /// The median time of a call, in seconds.
@@ -150,6 +151,50 @@ fn step(filter: &str) {
     });
 }
 
+/// Attention of one query over some positions, at the heads of SmolLM2-135M.
+fn attention_step(filter: &str) {
+    let (q_heads, kv_heads, dim) = (9, 3, 64);
+    for length in [16, 128, 640, 4096] {
+        let copies = 30;
+        let brain = |n: usize| -> Vec<half::bf16> {
+            noise(n).into_iter().map(half::bf16::from_f32).collect()
+        };
+        let (q, each) = (brain(q_heads * dim), kv_heads * length * dim);
+        let (k, v) = (brain(each * copies), brain(each * copies));
+        let mut out = brain(q_heads * dim);
+        let shape = AttentionShape {
+            batch: 1,
+            q_heads,
+            kv_heads,
+            q_len: 1,
+            kv_len: length,
+            head_dim: dim,
+            value_dim: dim,
+        };
+        let options = AttentionOptions {
+            scale: 0.125,
+            mask: Mask::None,
+            sinks: None,
+            output: OutputOrder::LengthFirst,
+        };
+        let bytes = (each * 4 * copies) as f64;
+        row(
+            filter,
+            &format!("smollm2 attention step bf16 {length}"),
+            bytes,
+            "GB/s",
+            || {
+                for i in 0..copies {
+                    let part = |data| Heads::contiguous(data, kv_heads, length, dim);
+                    let (k, v) = (part(&k[i * each..]), part(&v[i * each..]));
+                    let q = Heads::contiguous(&q, q_heads, 1, dim);
+                    attention(&mut out, q, k, v, shape, options).expect("lengths match");
+                }
+            },
+        );
+    }
+}
+
 fn main() {
     let filter = std::env::args()
         .skip(1)
@@ -186,6 +231,7 @@ fn main() {
     });
 
     step(&filter);
+    attention_step(&filter);
 
     for (name, bits, group, n, k) in [
         ("smollm2 up 4 bit", 4, 32, 1536, 576),

@@ -2,10 +2,11 @@
 
 mod common;
 
-use common::{Random, Values, at_every_level, epsilon};
+use common::{ACTIVATIONS, Random, Values, activation, at_every_level, epsilon};
 use half::{bf16, f16};
 use mlex_kernels::{
-    Activation, Element, Frequencies, Heads, RopeOptions, gated, layer_norm, rms_norm, rope,
+    Activation, Element, Frequencies, Heads, RopeOptions, add_rms_norm, gated, layer_norm,
+    rms_norm, rope,
 };
 use proptest::prelude::*;
 
@@ -54,6 +55,54 @@ fn check_norms<T: Element>(rows: usize, size: usize, weighted: bool, seed: u64) 
                 let slack = 4e-5 + 2.2 * epsilon::<T>() * normal.abs();
                 close(layer[row * size + i], normal + bias, slack, 2.2, &what);
             }
+        }
+    });
+}
+
+/// Sums are exact, products and sums rounded to the element type: as MLX computes
+/// `x + scale * residual` in two operations. The norm is that of the sum.
+fn check_sums<T: Element>(rows: usize, size: usize, scale: f32, seed: u64) {
+    let mut r = Random::new(seed);
+    let draw = |r: &mut Random| -> Vec<T> {
+        let values = (0..rows * size).map(|_| T::from_f32(r.float() * 3.0 + 1.0));
+        values.collect()
+    };
+    let (x, residual) = (draw(&mut r), draw(&mut r));
+    let weight = Values::new(seed as usize % 3, &r.floats::<f32>(size));
+    let rounded = |value: f32| T::from_f32(value).to_f32();
+    let expected: Vec<f32> = x
+        .iter()
+        .zip(&residual)
+        .map(|(x, r)| rounded(x.to_f32() + rounded(r.to_f32() * scale)))
+        .collect();
+    let eps = 1e-5;
+    at_every_level(|level| {
+        let mut sum = vec![T::from_f32(f32::NAN); x.len()];
+        let mut normed = sum.clone();
+        add_rms_norm(
+            [&mut sum, &mut normed],
+            [&x, &residual],
+            scale,
+            size,
+            weight.view(),
+            eps,
+        )
+        .expect("valid");
+        let what = format!("{level:?} {rows}x{size} scale {scale}");
+        let found: Vec<f32> = sum.iter().map(|x| x.to_f32()).collect();
+        assert_eq!(found, expected, "{what}");
+
+        let mut alone = vec![T::from_f32(f32::NAN); x.len()];
+        rms_norm(&mut alone, &sum, size, Some(weight.view()), eps).expect("valid");
+        let bits = |x: &[T]| -> Vec<u32> { x.iter().map(|x| x.to_f32().to_bits()).collect() };
+        assert_eq!(bits(&normed), bits(&alone), "{what}");
+        for (i, normed) in normed.iter().enumerate() {
+            let row = &expected[i / size * size..][..size];
+            let squares = row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>();
+            let root = (squares / size as f64 + f64::from(eps)).sqrt();
+            let weight = f64::from(weight.view().get(i % size));
+            let expected = f64::from(expected[i]) / root * weight;
+            close(*normed, expected, 1e-6, 2.2, &what);
         }
     });
 }
@@ -116,40 +165,6 @@ fn check_rope<T: Element>(shape: [usize; 4], dims: usize, seed: u64) {
         }
     });
 }
-
-/// erfc by its continued fraction and, for small arguments, its series.
-fn erfc(z: f64) -> f64 {
-    if z < 0.0 {
-        return 2.0 - erfc(-z);
-    }
-    let root = std::f64::consts::PI.sqrt();
-    if z < 2.0 {
-        let (mut term, mut sum) = (z, z);
-        for n in 1..80 {
-            term *= -z * z / f64::from(n);
-            sum += term / f64::from(2 * n + 1);
-        }
-        return 1.0 - 2.0 / root * sum;
-    }
-    let fraction = (1..200)
-        .rev()
-        .fold(0.0, |f, n| f64::from(n) / 2.0 / (z + f));
-    (-z * z).exp() / root / (z + fraction)
-}
-
-fn activation(kind: Activation, x: f64) -> f64 {
-    match kind {
-        Activation::Silu => x / (1.0 + (-x).exp()),
-        Activation::GeluTanh => {
-            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
-            // (1 + tanh u) / 2 without its cancellation.
-            x / (1.0 + (-2.0 * u).exp())
-        }
-        Activation::Gelu => x * 0.5 * erfc(-x / std::f64::consts::SQRT_2),
-    }
-}
-
-const ACTIVATIONS: [Activation; 3] = [Activation::Silu, Activation::GeluTanh, Activation::Gelu];
 
 #[test]
 fn activations_are_accurate() {
@@ -220,6 +235,20 @@ proptest! {
     }
 
     #[test]
+    fn residual_sums_and_their_norms(
+        rows in 0usize..5,
+        size in 1usize..200,
+        scale in prop::sample::select(vec![1.0f32, 0.22, -1.5]),
+        seed: u64,
+    ) {
+        match seed % 3 {
+            0 => check_sums::<f32>(rows, size, scale, seed),
+            1 => check_sums::<f16>(rows, size, scale, seed),
+            _ => check_sums::<bf16>(rows, size, scale, seed),
+        }
+    }
+
+    #[test]
     fn rotations(
         shape in [0usize..3, 1usize..4, 0usize..6, 1usize..140],
         seed: u64,
@@ -245,6 +274,7 @@ proptest! {
 #[test]
 fn more_rows_than_a_task() {
     check_norms::<f32>(40, 576, true, 3);
+    check_sums::<bf16>(40, 576, 0.22, 4);
     check_gated::<f32>(20_000, 1);
     check_rope::<f32>([2, 9, 30, 64], 64, 5);
 }
@@ -282,6 +312,17 @@ fn wrong_arguments_are_refused() {
     assert!(rms_norm(&mut out, &x, 4, Some((&x[..3]).into()), 1e-5).is_err());
     assert!(layer_norm(&mut out, &x, 4, None, Some((&x[..5]).into()), 1e-5).is_err());
     assert!(gated(&mut out, &x, &x[1..], Activation::Silu).is_err());
+    let sums = |sizes: [usize; 4], size: usize, weight: usize| {
+        let [mut sum, mut normed] = [0, 1].map(|i| vec![0f32; sizes[i]]);
+        let inputs = [&x[..sizes[2]], &x[..sizes[3]]];
+        let weight = (&x[..weight]).into();
+        add_rms_norm([&mut sum, &mut normed], inputs, 1.0, size, weight, 1e-5)
+    };
+    assert!(sums([12; 4], 4, 4).is_ok() && sums([0; 4], 0, 0).is_ok());
+    assert!(sums([11, 12, 12, 12], 4, 4).is_err() && sums([12, 11, 12, 12], 4, 4).is_err());
+    assert!(sums([12, 12, 11, 12], 4, 4).is_err() && sums([12, 12, 12, 11], 4, 4).is_err());
+    assert!(sums([12; 4], 5, 5).is_err() && sums([12; 4], 0, 0).is_err());
+    assert!(sums([12; 4], 4, 3).is_err());
     let options = RopeOptions {
         dims: 4,
         traditional: false,

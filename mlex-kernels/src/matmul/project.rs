@@ -108,8 +108,8 @@ fn is_many(rows: usize) -> bool {
 /// taken through all weights at once.
 ///
 /// # Errors
-/// When there is not an output for each of the weights, `x` or an output is not whole rows, or
-/// a weight has several experts.
+/// When there is not an output for each of the weights, the weights differ in their columns, `x`
+/// or an output is not whole rows, or a weight has several experts.
 pub fn project<T: Element>(
     outputs: &mut [&mut [T]],
     x: &[T],
@@ -117,12 +117,13 @@ pub fn project<T: Element>(
     precision: Precision,
 ) -> Result<()> {
     check_len("project: outputs", weights.len(), outputs.len())?;
+    let k = weights.first().map_or(0, Projection::k);
     let mut rows = 0;
     for (weight, y) in weights.iter().zip(&*outputs) {
+        check_len("project: columns", k, weight.k())?;
         rows = weight.check(y, x)?;
     }
     let biases: Vec<_> = weights.iter().map(Projection::bias).collect();
-    let k = weights.first().map_or(0, Projection::k);
     if k == 0 || is_many(rows) {
         for ((weight, y), bias) in weights.iter().zip(outputs).zip(&biases) {
             if !y.is_empty() {
@@ -158,7 +159,7 @@ pub fn project_gated<T: Element>(
     precision: Precision,
 ) -> Result<()> {
     check_len("project_gated: up", gate.n(), up.n())?;
-    check_len("project_gated: up", gate.k(), up.k())?;
+    check_len("project_gated: columns", gate.k(), up.k())?;
     let rows = gate.check(y, x)?;
     up.check(y, x)?;
     let level = Level::current();

@@ -94,7 +94,7 @@ fn pool() -> &'static Pool {
             threads: 0,
         }),
         panic: Mutex::new(None),
-        limit: AtomicUsize::new(physical_cores()),
+        limit: AtomicUsize::new(physical_cores().min(MAX_THREADS)),
         workers: Mutex::new(Vec::new()),
     })
 }
@@ -104,9 +104,11 @@ pub fn set_threads(threads: usize) {
     let threads = if threads == 0 {
         physical_cores()
     } else {
-        threads.min(MAX_THREADS)
+        threads
     };
-    pool().limit.store(threads, Ordering::Relaxed);
+    pool()
+        .limit
+        .store(threads.min(MAX_THREADS), Ordering::Relaxed);
 }
 
 /// How many threads kernels use, the calling one included.

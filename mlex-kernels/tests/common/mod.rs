@@ -1,8 +1,10 @@
 //! What the tests of several kernels share.
 #![allow(dead_code, reason = "each test uses some of it")]
 
+pub(crate) mod weights;
+
 use half::{bf16, f16};
-use mlex_kernels::{Element, Floats, Level};
+use mlex_kernels::{Activation, Element, Floats, Level};
 
 /// A small generator, so that a test draws many numbers from one seed of proptest.
 pub(crate) struct Random(u64);
@@ -75,3 +77,39 @@ pub(crate) fn epsilon<T: Element>() -> f64 {
         _ => 3.91e-3,
     }
 }
+
+/// erfc by its continued fraction and, for small arguments, its series.
+pub(crate) fn erfc(z: f64) -> f64 {
+    if z < 0.0 {
+        return 2.0 - erfc(-z);
+    }
+    let root = std::f64::consts::PI.sqrt();
+    if z < 2.0 {
+        let (mut term, mut sum) = (z, z);
+        for n in 1..80 {
+            term *= -z * z / f64::from(n);
+            sum += term / f64::from(2 * n + 1);
+        }
+        return 1.0 - 2.0 / root * sum;
+    }
+    let fraction = (1..200)
+        .rev()
+        .fold(0.0, |f, n| f64::from(n) / 2.0 / (z + f));
+    (-z * z).exp() / root / (z + fraction)
+}
+
+/// The activations by their definitions.
+pub(crate) fn activation(kind: Activation, x: f64) -> f64 {
+    match kind {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::GeluTanh => {
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+            // (1 + tanh u) / 2 without its cancellation.
+            x / (1.0 + (-2.0 * u).exp())
+        }
+        Activation::Gelu => x * 0.5 * erfc(-x / std::f64::consts::SQRT_2),
+    }
+}
+
+pub(crate) const ACTIVATIONS: [Activation; 3] =
+    [Activation::Silu, Activation::GeluTanh, Activation::Gelu];

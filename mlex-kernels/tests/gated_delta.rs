@@ -155,7 +155,7 @@ impl<T: Element> Problem<T> {
                 let channel = |c: usize| {
                     let taps = (0..kernel).map(|j| {
                         let position = (t + j) as isize - (kernel as isize - 1);
-                        let tap = f64::from(self.conv.view().get(c * kernel + j));
+                        let tap = f64::from(self.conv.view().get(j * self.shape.channels() + c));
                         tap * self.input(b, position, c)
                     });
                     silu(taps.sum())

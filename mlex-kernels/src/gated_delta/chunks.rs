@@ -8,7 +8,7 @@
 use super::{CHUNK, Job, cut};
 use crate::Element;
 use crate::simd::attention::Transpose;
-use crate::simd::gated_delta::{Decays, Scale, Substitute};
+use crate::simd::gated_delta::{Decays, Scale, Substitute, prefetch};
 use crate::simd::gemm::Panel;
 use crate::simd::{Kernel, Level, Simd, scratch};
 use crate::threads::Tile;
@@ -251,6 +251,9 @@ impl<T: Element> Job<'_, T> {
         let (query_scale, key_scale) = self.scales();
         let (query, key) = (self.query(key_head), self.key(key_head));
         let (window, keys) = (&mut *memory.window, sizes.keys);
+        let next = [span[0] + n, CHUNK];
+        self.prefetch(query, batch, next);
+        self.prefetch(key, batch, next);
         self.convolve(query, batch, span, memory.query_taps, window, memory.q);
         self.normalize(&mut memory.q[..n * keys], query_scale);
         self.convolve(key, batch, span, memory.key_taps, window, memory.k);
@@ -317,6 +320,13 @@ impl<T: Element> Job<'_, T> {
         let n = span[1];
         let taps = &memory.value_taps[index * kernel * values..][..kernel * values];
         let value = self.value(head, values);
+        self.prefetch(value, batch, [span[0] + n, CHUNK]);
+        let dim = self.shape.value_dim;
+        for position in span[0]..span[0] + n {
+            let row = batch * self.shape.length + position;
+            let gate = self.inputs.gate.row(row, self.shape.value_heads * dim);
+            prefetch(&gate[head * dim..(head + 1) * dim]);
+        }
         self.convolve(value, batch, span, taps, memory.window, memory.v);
 
         let (mut decay, mut beta) = ([0.0; CHUNK], [0.0; CHUNK]);

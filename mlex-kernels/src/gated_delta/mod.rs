@@ -9,7 +9,7 @@
 mod chunks;
 
 use crate::error::{check, check_len, product};
-use crate::simd::gated_delta::{Convolve, GatedNorm, Normalize, Step};
+use crate::simd::gated_delta::{Convolve, GatedNorm, Normalize, Step, prefetch};
 use crate::simd::rows::Widen;
 use crate::simd::{Level, scratch};
 use crate::threads::{Rows, Tile, Tiling, parallel_tiles, threads};
@@ -18,7 +18,7 @@ use crate::{Element, Floats, Result};
 /// Positions of a chunk.
 const CHUNK: usize = 32;
 /// Up to how many positions they are done one by one.
-const STEPS: usize = 3;
+const STEPS: usize = 4;
 /// The epsilon of the norms of queries and keys.
 const QK_EPS: f32 = 1e-6;
 
@@ -84,7 +84,7 @@ impl DeltaShape {
 /// The parameters of a [`gated_delta`].
 #[derive(Debug, Clone, Copy)]
 pub struct DeltaLayer<'a> {
-    /// The convolution, `[C, K]`, the tap of the position itself last.
+    /// The convolution, `[K, C]`, the tap of the position itself last.
     pub conv: Floats<'a>,
     /// The logarithm of the decay's rate, `[H_v]`.
     pub a_log: Floats<'a>,
@@ -346,16 +346,30 @@ impl<T: Element> Job<'_, T> {
 
     /// The taps of some channels, `[K, padded]`, 0 where there are no channels.
     fn taps(&self, channels: Channels, taps: &mut [f32]) {
-        let kernel = self.shape.kernel;
+        let (kernel, all) = (self.shape.kernel, self.shape.channels());
         for (j, taps) in taps
             .chunks_exact_mut(channels.padded)
             .enumerate()
             .take(kernel)
         {
-            taps.fill(0.0);
-            for (c, tap) in taps.iter_mut().enumerate().take(channels.count) {
-                *tap = self.layer.conv.get((channels.first + c) * kernel + j);
+            let (to, rest) = taps.split_at_mut(channels.count);
+            rest.fill(0.0);
+            let first = j * all + channels.first;
+            match self.layer.conv.slice(first..first + channels.count) {
+                Floats::F32(from) => to.copy_from_slice(from),
+                Floats::F16(from) => self.level.dispatch(Widen { from, to }),
+                Floats::Bf16(from) => self.level.dispatch(Widen { from, to }),
             }
+        }
+    }
+
+    /// Brings near what the `rows` positions from `first` on take of some channels.
+    fn prefetch(&self, channels: Channels, batch: usize, [first, rows]: [usize; 2]) {
+        let end = self.shape.length.min(first + rows);
+        for position in first..end {
+            let row = batch * self.shape.length + position;
+            let row = self.inputs.qkv.row(row, self.shape.channels());
+            prefetch(&row[channels.first..channels.first + channels.count]);
         }
     }
 

@@ -219,21 +219,31 @@ impl Kernel for Substitute<'_> {
         assert!(self.beta.len() >= n && self.from_start.len() >= n && self.to_end.len() >= n);
         let u = self.keys.as_mut_ptr();
         for i in 0..n {
-            // Two sums each for even and odd `j`, so that none waits for the one before.
+            // Sums apart for even and odd `j`, so that none waits for the one before.
             let zero = s.splat(0.0);
-            let mut known = [[zero; 2]; 2];
-            let mut seen = [[zero; 2]; 2];
+            let mut even = [[zero; 2]; 2];
+            let mut odd = [[zero; 2]; 2];
             // SAFETY: rows up to `i < n` of matrices and panels, whose lengths were checked.
             unsafe {
                 let system = self.system.as_ptr().add(i * self.stride);
                 let attention = self.attention.as_ptr().add(i * self.stride);
-                for j in 0..i {
+                let add = |j: usize, [known, seen]: &mut [[S::F; 2]; 2]| {
                     let (l, a) = (s.splat(*system.add(j)), s.splat(*attention.add(j)));
-                    for half in 0..2 {
-                        let u = s.load(u.add(j * width + half * S::LANES));
-                        known[j % 2][half] = s.fma(l, u, known[j % 2][half]);
-                        seen[j % 2][half] = s.fma(a, u, seen[j % 2][half]);
-                    }
+                    let first = s.load(u.add(j * width));
+                    let second = s.load(u.add(j * width + S::LANES));
+                    known[0] = s.fma(l, first, known[0]);
+                    known[1] = s.fma(l, second, known[1]);
+                    seen[0] = s.fma(a, first, seen[0]);
+                    seen[1] = s.fma(a, second, seen[1]);
+                };
+                let mut j = 0;
+                while j + 1 < i {
+                    add(j, &mut even);
+                    add(j + 1, &mut odd);
+                    j += 2;
+                }
+                if j < i {
+                    add(j, &mut even);
                 }
                 let (beta, decay) = (s.splat(self.beta[i]), s.splat(self.from_start[i]));
                 let a = s.splat(*attention.add(i));
@@ -241,11 +251,11 @@ impl Kernel for Substitute<'_> {
                     let at = half * S::LANES;
                     let v = s.load(self.values.as_ptr().add(i * self.value_stride + at));
                     let old = s.mul(decay, s.load(u.add(i * width + at)));
-                    let others = s.add(known[0][half], known[1][half]);
+                    let others = s.add(even[0][half], odd[0][half]);
                     let new = s.sub(s.mul(beta, s.sub(v, old)), others);
                     s.store(u.add(i * width + at), new);
                     let query = s.load(self.queries.as_ptr().add(i * width + at));
-                    let y = s.fma(decay, query, s.add(seen[0][half], seen[1][half]));
+                    let y = s.fma(decay, query, s.add(even[1][half], odd[1][half]));
                     let to = self.out.as_mut_ptr().add(i * self.value_stride + at);
                     s.store(to, s.fma(a, new, y));
                 }
@@ -400,4 +410,16 @@ impl<T: Vector> Kernel for GatedNorm<'_, T> {
             }
         }
     }
+}
+
+/// Has a row brought near, into the second cache: rows of one head are far apart in memory.
+pub(crate) fn prefetch<T>(row: &[T]) {
+    #[cfg(target_arch = "x86_64")]
+    for at in row.chunks(64 / size_of::<T>()) {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: SSE is part of x86-64, and the address is one of the row.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.as_ptr().cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = row;
 }

@@ -114,7 +114,7 @@ pub(crate) struct Projected {
 
 /// A layer without its projections.
 pub(crate) struct Delta<'a> {
-    /// `[conv_dim, K]`.
+    /// `[K, conv_dim]`.
     pub(crate) conv: &'a Array,
     /// `[H_v]` each.
     pub(crate) a_log: &'a Array,
@@ -128,7 +128,7 @@ pub(crate) struct Delta<'a> {
 #[derive(Clone, Debug)]
 pub struct GatedDeltaNet {
     input: Input,
-    /// `[conv_dim, K]`.
+    /// `[K, conv_dim]`.
     conv: Array,
     a_log: Array,
     dt_bias: Array,
@@ -173,9 +173,13 @@ impl GatedDeltaNet {
             _ => [channels, kernel, 1],
         };
         let conv = conv.get_float("weight", &shape)?;
+        let conv = conv.reshape(&[channels, kernel])?.t()?.contiguous()?;
+        if weights.is_complete() {
+            conv.eval()?;
+        }
         Ok(Self {
             input,
-            conv: conv.reshape(&[channels, kernel])?,
+            conv,
             a_log: weights.get_float("A_log", &[heads])?,
             dt_bias: weights.get_float("dt_bias", &[heads])?,
             norm: weights
@@ -304,7 +308,7 @@ impl GatedDeltaNet {
         let tail = input
             .slice_axis(1, length, length + kernel - 1)?
             .contiguous()?;
-        let weight = self.conv.expand_dims(-1)?;
+        let weight = self.conv.t()?.expand_dims(-1)?;
         let output = input.conv1d(&weight, 1, 0, 1, channels)?;
         Ok((silu(&output)?, tail))
     }

@@ -5,7 +5,8 @@
 //! * [`attention`]: prefill and decode, with grouped heads, masks and sinks.
 //! * [`project`] and [`project_gated`]: several of them for the same activations.
 //! * [`take_rows`] and [`argmax`]: where a token becomes an embedding, and logits a token.
-//! * [`rms_norm`], [`add_rms_norm`], [`layer_norm`], [`rope`], [`gated`].
+//! * [`rms_norm`], [`add_rms_norm`], [`layer_norm`], [`rope`], [`gated`],
+//!   [`softcap`].
 //! * [`gated_delta`]: a linear-attention layer between its projections.
 //! * [`Routes`]: which rows go to which expert of a mixture.
 //!
@@ -24,6 +25,7 @@ mod moe;
 mod norm;
 mod rope;
 mod simd;
+mod softcap;
 pub mod threads;
 
 pub use activation::{Activation, gated};
@@ -42,3 +44,4 @@ pub use moe::Routes;
 pub use norm::{add_rms_norm, layer_norm, rms_norm};
 pub use rope::{Frequencies, RopeOptions, rope};
 pub use simd::Level;
+pub use softcap::softcap;

@@ -17,7 +17,9 @@ mod linear;
 mod moe;
 mod norm;
 pub mod quant;
+mod residual;
 mod rope;
+mod softcap;
 mod weights;
 
 pub use activation::{Activation, GatedMlp};
@@ -32,5 +34,7 @@ pub use linear::{Linear, Matrix};
 pub use moe::{MoeConfig, MoeMlp};
 pub use norm::{LayerNorm, RmsNorm};
 pub use quant::QuantizationConfig;
+pub use residual::add_normed;
 pub use rope::{Rope, RopeConfig, RopeScaling};
+pub use softcap::softcap;
 pub use weights::{LazyTensor, OnLoad, Weights};

@@ -28,6 +28,7 @@ pub(crate) mod math;
 pub(crate) mod pairs;
 pub(crate) mod rows;
 pub(crate) mod scratch;
+pub(crate) mod softcap;
 pub(crate) mod weights;
 
 /// The vector operations of one instruction set. A value of the type is proof that this CPU

@@ -12,9 +12,11 @@ mod gated_delta;
 mod linear;
 mod moe;
 mod norm;
+mod residual;
 mod rope;
 mod scratch;
 mod sequence;
+mod softcap;
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,6 +40,8 @@ pub(crate) use norm::{
 };
 pub(crate) use rope::{RopeKernel, rope};
 pub use sequence::{Sequence, Value};
+pub(crate) use residual::add_normed;
+pub(crate) use softcap::softcap;
 
 static ENABLED: AtomicBool = AtomicBool::new(true);
 

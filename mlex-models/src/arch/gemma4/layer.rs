@@ -2,7 +2,7 @@
 //! layer's own embedding of each token. Each part is normalized before and after.
 
 use mlex_core::Array;
-use mlex_nn::{Activation, GatedMlp, Linear, Mask, Offset, RmsNorm, Weights};
+use mlex_nn::{Activation, GatedMlp, Linear, Mask, Offset, RmsNorm, Weights, add_normed};
 
 use super::attention::{Attention, KeysValues, Source};
 use super::config::{ExpertsConfig, LayerConfig, TextConfig};
@@ -53,29 +53,69 @@ impl Layer {
         })
     }
 
-    /// `x` `[B, L, hidden_size]` to the same shape, and the keys and values that were seen.
-    /// `embedding` `[B, L, D]` is the layer's own one.
+    /// The norm of what the layer takes.
+    pub(super) fn input_norm(&self) -> &RmsNorm {
+        &self.input_layernorm
+    }
+
+    /// The stream behind the layer, and the keys and values that were seen. `embedding`
+    /// `[B, L, D]` is the layer's own one, `next` the norm of what follows.
     pub(super) fn forward(
         &self,
-        x: &Array,
+        Stream { x, normed }: &Stream,
         embedding: Option<&Array>,
         mask: &Mask,
         offset: &Offset,
         source: Source<'_>,
-    ) -> Result<(Array, KeysValues)> {
-        let normed = self.input_layernorm.forward(x)?;
-        let (attended, seen) = self.self_attn.forward(&normed, mask, offset, source)?;
-        let attended = self.post_attention_layernorm.forward(&attended)?;
-        let (x, normed) = self.pre_feedforward_layernorm.forward_sum(x, &attended)?;
-        let mut fed = self.mlp.forward(&normed)?;
+        next: &RmsNorm,
+    ) -> Result<(Stream, KeysValues)> {
+        let (attended, seen) = self.self_attn.forward(normed, mask, offset, source)?;
+        let post = &self.post_attention_layernorm;
+        let between = Stream::add(x, &attended, post, None, &self.pre_feedforward_layernorm)?;
+        let mut fed = self.mlp.forward(&between.normed)?;
         if let Some(experts) = &self.experts {
-            fed = experts.forward(&fed, &x)?;
+            fed = experts.forward(&fed, &between.x)?;
         }
-        let mut x = x.add(&self.post_feedforward_layernorm.forward(&fed)?)?;
-        if let (Some(part), Some(embedding)) = (&self.per_layer, embedding) {
-            x = x.add(&part.forward(&x, embedding)?)?;
+        let post = &self.post_feedforward_layernorm;
+        let scalar = Some(&self.layer_scalar);
+        let stream = match (&self.per_layer, embedding) {
+            (Some(part), Some(embedding)) => {
+                let (x, _) = add_normed(&between.x, &fed, post, None, None)?;
+                let gated = part.forward(&x, embedding)?;
+                Stream::add(&x, &gated, &part.post_per_layer_input_norm, scalar, next)?
+            }
+            _ => Stream::add(&between.x, &fed, post, scalar, next)?,
+        };
+        Ok((stream, seen))
+    }
+}
+
+/// The residual stream `[B, L, hidden_size]` between two parts of the model, and the norm of it
+/// that the second one takes.
+pub(super) struct Stream {
+    x: Array,
+    pub(super) normed: Array,
+}
+
+impl Stream {
+    /// The stream before the first part, whose norm is `next`.
+    pub(super) fn new(x: Array, next: &RmsNorm) -> Result<Self> {
+        let normed = next.forward(&x)?;
+        Ok(Self { x, normed })
+    }
+
+    /// The stream `x` with the output of a part, normalized by `norm`, added.
+    fn add(
+        x: &Array,
+        part: &Array,
+        norm: &RmsNorm,
+        scale: Option<&Array>,
+        next: &RmsNorm,
+    ) -> Result<Self> {
+        match add_normed(x, part, norm, scale, Some(next))? {
+            (x, Some(normed)) => Ok(Self { x, normed }),
+            (x, None) => Self::new(x, next),
         }
-        Ok((x.multiply(&self.layer_scalar)?, seen))
     }
 }
 
@@ -133,10 +173,10 @@ impl PerLayerPart {
         })
     }
 
+    /// What is added to the stream once it is normalized.
     fn forward(&self, x: &Array, embedding: &Array) -> Result<Array> {
         let gate = self.per_layer_input_gate.forward(x)?;
         let gated = Activation::GeluTanh.gated(&gate, embedding)?;
-        let projected = self.per_layer_projection.forward(&gated)?;
-        Ok(self.post_per_layer_input_norm.forward(&projected)?)
+        Ok(self.per_layer_projection.forward(&gated)?)
     }
 }

@@ -11,11 +11,13 @@ mod experts;
 mod layer;
 
 use mlex_core::Array;
-use mlex_nn::{Cache, Embedding, KvCache, LayerCache, Linear, Mask, Offset, RmsNorm, Weights};
+use mlex_nn::{
+    Cache, Embedding, KvCache, LayerCache, Linear, Mask, Offset, RmsNorm, Weights, softcap,
+};
 
 use self::attention::{KeysValues, Source};
 use self::config::{PerLayerConfig, TextConfig};
-use self::layer::Layer;
+use self::layer::{Layer, Stream};
 use crate::config::ModelConfig;
 use crate::model::{Input, Model, ModelInfo};
 use crate::registry::Entry;
@@ -170,7 +172,7 @@ impl Model for Gemma4 {
             let found = cache.layers().len().to_string();
             return Err(Error::field("cache", format!("{owners} layers"), found));
         }
-        let mut h = match input {
+        let h = match input {
             Input::Tokens(tokens) => {
                 let scale = (self.config.hidden_size as f32).sqrt();
                 self.embed_tokens.forward(tokens)?.multiply(scale)?
@@ -198,6 +200,13 @@ impl Model for Gemma4 {
             }
         }
         let mut seen: Vec<KeysValues> = Vec::with_capacity(owners);
+        let norms = self
+            .layers
+            .iter()
+            .map(Layer::input_norm)
+            .chain([&self.norm]);
+        let norms: Vec<&RmsNorm> = norms.collect();
+        let mut stream = Stream::new(h, norms[0])?;
         for (index, (layer, kind)) in self.layers.iter().zip(&self.config.layers).enumerate() {
             let embedding = match &embeddings {
                 Some(all) => Some(all.at(2, index as i32)?),
@@ -210,14 +219,15 @@ impl Model for Gemma4 {
                 Some(owner) => Source::Shared(&seen[owner]),
                 None => Source::Own(cache.layers_mut()[index].attention()?),
             };
-            let (output, keys_values) =
-                layer.forward(&h, embedding.as_ref(), mask, &offset, source)?;
-            h = output;
+            let next = norms[index + 1];
+            let (behind, keys_values) =
+                layer.forward(&stream, embedding.as_ref(), mask, &offset, source, next)?;
+            stream = behind;
             if kind.shared_with.is_none() {
                 seen.push(keys_values);
             }
         }
-        Ok(self.norm.forward(&h)?)
+        Ok(stream.normed)
     }
 
     fn logits(&self, hidden: &Array) -> Result<Array> {
@@ -226,7 +236,7 @@ impl Model for Gemma4 {
             None => self.embed_tokens.as_linear(hidden)?,
         };
         Ok(match self.config.final_logit_softcapping {
-            Some(cap) => logits.divide(cap)?.tanh()?.multiply(cap)?,
+            Some(cap) => softcap(&logits, cap)?,
             None => logits,
         })
     }

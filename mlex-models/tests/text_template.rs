@@ -1,5 +1,5 @@
-//! Chat templates against renderings by transformers (tests/data/templates.json and
-//! qwen3-template.json, made by tools/).
+//! Chat templates against renderings by transformers (tests/data/templates.json,
+//! qwen3-template.json and gemma4-templates.json, made by tools/).
 #![allow(clippy::unwrap_used)]
 
 use mlex_models::text::{ChatRequest, ChatTemplate, LocalTime};
@@ -108,6 +108,17 @@ fn the_qwen3_template_renders_as_transformers_renders_it() {
     let rows = file["cases"].as_array().unwrap();
     let cases: Vec<_> = rows.iter().map(|row| (source, row)).collect();
     check_all(&cases);
+}
+
+#[test]
+fn the_gemma4_templates_render_as_transformers_renders_them() {
+    let file = data("gemma4-templates.json");
+    for name in ["released", "latest"] {
+        let source = file[name]["template"].as_str().unwrap();
+        let rows = file[name]["cases"].as_array().unwrap();
+        let cases: Vec<_> = rows.iter().map(|row| (source, row)).collect();
+        check_all(&cases);
+    }
 }
 
 fn user(text: &str) -> Vec<Value> {

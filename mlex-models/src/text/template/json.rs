@@ -171,7 +171,8 @@ fn key_text(key: &Value) -> Result<String, Error> {
     }
 }
 
-fn number(value: &Value) -> String {
+/// A number as Python writes it.
+pub(super) fn number(value: &Value) -> String {
     match f64::try_from(value.clone()) {
         Ok(float) if !value.is_integer() => python_float(float),
         _ => value.to_string(),

@@ -14,7 +14,7 @@ use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value as Jinja};
 use serde_json::{Map, Value};
 
-use super::generation;
+use super::{generation, json};
 
 /// Steps that every rendering may take; each may also make 64 bytes of data.
 const FUEL: u64 = 2_000_000;
@@ -75,8 +75,12 @@ pub(super) fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result
     })
 }
 
-/// Prints a value, unless it is nested too deep; a namespace can even contain itself.
+/// Prints a value, unless it is nested too deep; a namespace can even contain itself. Numbers are
+/// written as Python does.
 fn print(out: &mut Output, state: &mut State, value: &Jinja) -> Result<(), Error> {
+    if value.kind() == ValueKind::Number {
+        return Ok(out.write_str(&json::number(value))?);
+    }
     check_depth(state, value, MAX_DEPTH)?;
     minijinja::escape_formatter(out, state, value)
 }

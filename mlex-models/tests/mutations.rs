@@ -96,6 +96,8 @@ fn every_field_of_a_config_may_hold_anything() {
         "qwen3_next-hf",
         "qwen3_5-4bit",
         "qwen3_5_moe-text",
+        "gemma4-small",
+        "gemma4-experts",
     ] {
         let model = Copy::of(name);
         let config: Map<String, Value> =

@@ -5,6 +5,7 @@
     python benches/peers.py --sweep threads        the same with 1, 2, 4 .. threads
     python benches/peers.py --sweep context        the same with prompts of 512 and 4096 tokens
     python benches/peers.py --model qwen3-0.6b     Qwen3-0.6B's shape, random 4-bit weights
+    python benches/peers.py --model gemma4-e2b     the same of Gemma 4 E2B (2.9 GB)
 
 Prints Markdown tables of medians. The peers are the packages `llama-cpp-python` and `mlx-lm` of
 the Python that runs this; one that is not installed is left out, with a note on stderr. Each
@@ -56,6 +57,9 @@ QWEN3_0_6B = {
     "max_position_embeddings": 40960,
     "tie_word_embeddings": True,
 }
+# mlx-lm's defaults have the sizes of Gemma 4 E2B.
+GEMMA4_E2B = {"architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "vocab_size": 262144}
+SHAPES = {"qwen3-0.6b": QWEN3_0_6B, "gemma4-e2b": GEMMA4_E2B}
 
 
 @dataclass(frozen=True)
@@ -208,17 +212,29 @@ def make_random_model(config, out):
     import mlx.core as mx
     import mlx.nn as nn
     from mlx.utils import tree_flatten
-    from mlx_lm.models import qwen3
+    from mlx_lm.utils import _get_classes
 
     mx.set_default_device(mx.cpu)
     mx.random.seed(0)
-    model = qwen3.Model(qwen3.ModelArgs.from_dict(config))
+    model_class, args_class = _get_classes(config)
+    model = model_class(args_class.from_dict(config))
     # bfloat16 and this layout are what the published 4-bit checkpoints have.
     model.set_dtype(mx.bfloat16)
     nn.quantize(model, group_size=64, bits=4)
     folder = Path(out)
     folder.mkdir(parents=True)
-    weights = dict(tree_flatten(model.parameters()))
+
+    def drawn(name, value):
+        """Packed weights drawn as such: to quantize random ones would take longer and more memory."""
+        if name.endswith(".scales"):
+            return mx.full(value.shape, 0.004, value.dtype)
+        if name.endswith(".biases"):
+            return mx.full(value.shape, -0.03, value.dtype)
+        if value.dtype == mx.uint32:
+            return mx.random.randint(0, 2**32 - 1, value.shape, mx.uint32)
+        return value
+
+    weights = {name: drawn(name, value) for name, value in tree_flatten(model.parameters())}
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     config = dict(config, quantization={"group_size": 64, "bits": 4})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -268,9 +284,9 @@ def contestants(args):
         if model is None:
             if not installed("mlx_lm"):
                 sys.exit("peers: the random model is made with mlx-lm: pip install mlx-lm 'mlx[cpu]'")
-            options = {"config": QWEN3_0_6B}
+            options = {"config": SHAPES[args.model]}
             model = made(
-                CACHE / "qwen3-0.6b-random-4bit",
+                CACHE / f"{args.model}-random-4bit",
                 lambda out: worker("random-model", dict(options, out=str(out))),
             )
     if not installed("mlx_lm"):
@@ -324,7 +340,10 @@ def work(args, model):
     """Bytes that a decode step reads, and operations that a prompt token takes, of the weights."""
     found = json.loads(output([args.mlex, "inspect", "--json", "--model", model]))
     layers = [row for row in found["quantization"] if row["path"].startswith("model.layers.")]
-    return found["file_bytes"], 2 * sum(row["parameters"] for row in layers)
+    # Of a table with embeddings per layer a step reads one row. 4 bits in groups of 64 are 4.5 bits.
+    tables = [row for row in found["quantization"] if row["path"].endswith("embed_tokens_per_layer")]
+    table_bytes = sum(row["parameters"] for row in tables) * 4.5 / 8
+    return found["file_bytes"] - table_bytes, 2 * sum(row["parameters"] for row in layers)
 
 
 def row(cells):
@@ -397,7 +416,7 @@ def arguments():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--model", choices=["smollm2", "qwen3-0.6b"], default="smollm2")
+    add("--model", choices=["smollm2", *SHAPES], default="smollm2")
     add("--mlex", type=Path, default=default_mlex(), help="the mlex program (a release build)")
     add("--gguf", type=Path, help="SmolLM2's GGUF [default: what scripts/smollm2.sh fetches]")
     add("--mlx-dir", type=Path, help="the model as an MLX directory [default: made, in the cache]")

@@ -38,9 +38,9 @@ pub(crate) use moe::mixture;
 pub(crate) use norm::{
     Parameters, add_rms_norm, layer_norm, record_add_rms_norm, record_rms_norm, rms_norm,
 };
+pub(crate) use residual::add_normed;
 pub(crate) use rope::{RopeKernel, rope};
 pub use sequence::{Sequence, Value};
-pub(crate) use residual::add_normed;
 pub(crate) use softcap::softcap;
 
 static ENABLED: AtomicBool = AtomicBool::new(true);

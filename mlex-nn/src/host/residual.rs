@@ -3,34 +3,32 @@
 use mlex_core::{Array, HostOp, HostOutput, HostView, HostViewMut, host_op};
 use mlex_kernels::Element;
 
+use super::norm::Parameters;
 use super::{applies, by_dtype, floats, keeps_dtype, kernel_error, size};
 use crate::Result;
-
-/// The weight of a norm and its epsilon.
-type Norm<'a> = (&'a Array, f32);
 
 /// See [`add_normed`](crate::add_normed).
 pub(crate) fn add_normed(
     x: &Array,
     part: &Array,
-    (weight, eps): Norm<'_>,
+    Parameters { weight, eps, .. }: Parameters<'_>,
     scale: Option<&Array>,
-    next: Option<Norm<'_>>,
+    next: Option<Parameters<'_>>,
 ) -> Result<Option<(Array, Option<Array>)>> {
     let same = x.dtype() == part.dtype() && x.shape() == part.shape();
     let one = scale.is_none_or(|scale| scale.shape() == [1]);
-    let mut weights = [Some(weight), scale, next.map(|(weight, _)| weight)]
+    let mut weights = [Some(weight), scale, next.map(|next| next.weight)]
         .into_iter()
         .flatten();
-    if !applies(x)? || !same || !one || !weights.all(|weight| keeps_dtype(x, weight)) {
+    if !applies(x)? || !same || !one || !weights.all(|weight| keeps_dtype(x.dtype(), weight)) {
         return Ok(None);
     }
     let op = AddNormedOp {
         eps,
         scaled: scale.is_some(),
-        next_eps: next.map(|(_, eps)| eps),
+        next_eps: next.map(|next| next.eps),
     };
-    let next = next.map(|(weight, _)| weight);
+    let next = next.map(|next| next.weight);
     let inputs: Vec<&Array> = [x, part, weight]
         .into_iter()
         .chain(scale)

@@ -1,8 +1,8 @@
 //! Soft bounds.
 
-use mlex_core::{Array, HostOp, HostOutput, HostView, HostViewMut};
+use mlex_core::{Array, HostOp, HostOutput, HostView, HostViewMut, host_op};
 
-use super::{applies, by_dtype, kernel_error, single};
+use super::{applies, by_dtype, kernel_error};
 use crate::Result;
 
 /// See [`softcap`](crate::softcap).
@@ -10,7 +10,7 @@ pub(crate) fn softcap(x: &Array, cap: f32) -> Result<Option<Array>> {
     if !applies(x)? {
         return Ok(None);
     }
-    Ok(Some(single(SoftcapOp(cap), &[x])?))
+    Ok(host_op(&std::sync::Arc::new(SoftcapOp(cap)), &[x])?.pop())
 }
 
 struct SoftcapOp(f32);

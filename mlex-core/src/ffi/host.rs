@@ -245,8 +245,10 @@ unsafe fn output_view<'a>(view: &'a mlx_host_view) -> HostViewMut<'a> {
 pub(crate) struct Pinned {
     data: *const u8,
     bytes: usize,
+    shape: Vec<i32>,
     strides: Vec<i64>,
-    /// Only for its shape and dtype, which never change, and to be dropped. Always there.
+    dtype: Dtype,
+    /// Only to be dropped. Always there.
     array: Option<Array>,
 }
 
@@ -276,8 +278,7 @@ impl Drop for Pinned {
 }
 
 // SAFETY: the memory is that of an evaluated array: nothing writes to it while the array is
-// referred to, and it may be read from any thread. `array` itself is `Send`; of it, only shape
-// and dtype are read, which MLX never changes.
+// referred to, and it may be read from any thread. `array` itself is `Send`, and only dropped.
 unsafe impl Sync for Pinned {}
 // SAFETY: as above.
 unsafe impl Send for Pinned {}
@@ -298,20 +299,21 @@ impl Pinned {
         Ok(Self {
             data,
             bytes,
+            shape: array.shape().to_vec(),
             strides,
+            dtype: array.dtype(),
             array: Some(array),
         })
     }
 
     pub(crate) fn view(&self) -> HostView<'_> {
-        let array = self.array.as_ref();
         HostView {
             // SAFETY: the bytes of `array`, which is borrowed with `self`; the memory of an
             // array that is referred to twice at least while it is used is never given away.
             bytes: unsafe { parts(self.data, self.bytes) },
-            shape: array.map_or(&[], Array::shape),
+            shape: &self.shape,
             strides: &self.strides,
-            dtype: array.map_or(Dtype::Uint8, Array::dtype),
+            dtype: self.dtype,
         }
     }
 }

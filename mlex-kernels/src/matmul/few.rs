@@ -158,33 +158,33 @@ fn run_form<T: Element>(
                 [] => 0..0,
                 _ => first..first + count,
             };
-            let mut sums = [0.0; MAX_ROWS * MAX_COLUMNS];
-            product(&part.first, &mut sums);
-            let Some((second, function)) = &part.second else {
-                for (i, from) in sums.chunks_exact(count).enumerate().take(tile.rows) {
-                    level.dispatch(Narrow {
-                        from,
-                        bias: &part.first.bias[bias(&part.first)],
+            scratch::with(1, |[sums, more, ..]| {
+                let sums = sums.floats(MAX_ROWS * count);
+                product(&part.first, sums);
+                let first_bias = &part.first.bias[bias(&part.first)];
+                let rows = sums.chunks_exact(count).enumerate().take(tile.rows);
+                let Some((second, function)) = &part.second else {
+                    for (i, from) in rows {
+                        level.dispatch(Narrow {
+                            from,
+                            bias: first_bias,
+                            to: tile.row_mut(i),
+                        });
+                    }
+                    return;
+                };
+                let more = more.floats(MAX_ROWS * count);
+                product(second, more);
+                for ((i, gate), up) in rows.zip(more.chunks_exact(count)) {
+                    level.dispatch(NarrowGated {
+                        gate,
+                        up,
+                        biases: [first_bias, &second.bias[bias(second)]],
+                        function: *function,
                         to: tile.row_mut(i),
                     });
                 }
-                return;
-            };
-            let mut more = [0.0; MAX_ROWS * MAX_COLUMNS];
-            product(second, &mut more);
-            for i in 0..tile.rows {
-                let row = i * count..(i + 1) * count;
-                level.dispatch(NarrowGated {
-                    gate: &sums[row.clone()],
-                    up: &more[row],
-                    biases: [
-                        &part.first.bias[bias(&part.first)],
-                        &second.bias[bias(second)],
-                    ],
-                    function: *function,
-                    to: tile.row_mut(i),
-                });
-            }
+            });
         });
     });
 }

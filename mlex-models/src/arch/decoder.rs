@@ -342,14 +342,13 @@ impl Decoder {
         let Some((_, hidden)) = last else {
             return Ok(None);
         };
-        let buffers = updates.iter().flat_map(CacheUpdate::values);
-        let values: Vec<Value> = std::iter::once(hidden).chain(buffers).collect();
-        let mut outputs = sequence.finish(&values)?.into_iter();
-        let hidden = outputs.next();
-        for (update, state) in updates.iter().zip(cache.layers_mut()) {
-            if let (Some(keys), Some(values)) = (outputs.next(), outputs.next()) {
-                update.apply(state.attention()?, keys, values);
+        let hidden = sequence.finish(&[hidden])?.pop();
+        if let Some(hidden) = &hidden {
+            let mut caches = Vec::with_capacity(updates.len());
+            for state in cache.layers_mut() {
+                caches.push(state.attention()?);
             }
+            CacheUpdate::apply_all(updates.iter().zip(caches), hidden);
         }
         Ok(hidden)
     }

@@ -116,10 +116,10 @@ impl<'m> TokenStream<'m> {
         } else {
             None
         };
-        // A GPU is given its next step before this one is waited for. The CPU has nothing to
-        // gain by that, and a finished step lets the cache be updated in place: until then its
-        // memory is in use.
-        if Stream::current()?.device() == Device::Cpu {
+        // The device is given its next step before this one is waited for, except where a
+        // finished step lets the cache be updated in place: until then its arrays are in use, and
+        // on a CPU the copy would cost more than the wait.
+        if Stream::current()?.device() == Device::Cpu && !self.cache.can_queue() {
             token.eval()?;
         }
         async_eval(&self.next)?;

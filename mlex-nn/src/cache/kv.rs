@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use mlex_core::{Array, Dtype};
+use mlex_core::{Array, Dtype, HostConstant};
 
+use super::memory::{Carry, Marker, Plan, Shared, Source};
 use super::{Mask, Offset};
 use crate::{Error, Result};
 
@@ -14,7 +15,10 @@ const STEP: i32 = 256;
 /// positions that a new query can still see are kept (and up to two steps more).
 #[derive(Clone, Debug, Default)]
 pub struct KvCache {
+    /// Where MLX's operations, or a mix of them and ours, keep them.
     buffers: Option<Buffers>,
+    /// In place of `buffers` where only ours compute.
+    shared: Option<Shared>,
     /// Tokens seen, padding included.
     seen: i32,
     /// How many positions back a query sees, itself included.
@@ -29,17 +33,6 @@ struct Buffers {
     values: Array,
     /// How many positions of the buffers are in use, the last of them the newest.
     used: i32,
-}
-
-/// Buffers `[B, H_kv, capacity, D]` that an operation may write to.
-#[derive(Debug)]
-pub(crate) struct Room {
-    pub(crate) keys: Array,
-    pub(crate) values: Array,
-    /// How many positions of them are in use.
-    pub(crate) used: i32,
-    /// How many of those, the last ones, the new queries may see.
-    pub(crate) keep: i32,
 }
 
 impl KvCache {
@@ -100,9 +93,16 @@ impl KvCache {
         Offset::PerRow(rows.map(|padding| self.seen - padding).collect())
     }
 
+    /// How many positions the buffers hold.
+    fn used(&self) -> i32 {
+        let buffers = self.buffers.as_ref().map(|buffers| buffers.used);
+        let shared = self.shared.as_ref().map(|shared| shared.used);
+        buffers.or(shared).unwrap_or(0)
+    }
+
     /// How many keys [`update`](Self::update) with `new` tokens will return.
     fn keys_after(&self, new: i32) -> i32 {
-        let used = self.buffers.as_ref().map_or(0, |buffers| buffers.used);
+        let used = self.used();
         match self.window {
             // The first of the new queries sees `window - 1` positions before its own.
             Some(window) => used.min(window - 1) + new,
@@ -142,6 +142,7 @@ impl KvCache {
     /// # Errors
     /// When the shapes do not fit what is there; then nothing is changed.
     pub fn update(&mut self, keys: &Array, values: &Array) -> Result<(Array, Array)> {
+        self.leave_memory()?;
         let new = self.check(keys, values)?;
         let keep = self.keys_after(new) - new;
         let buffers = match &self.buffers {
@@ -169,47 +170,83 @@ impl KvCache {
         Ok(visible)
     }
 
-    /// Buffers with room for `new` tokens, for an operation that writes into them by itself and
-    /// then [commits](Self::commit). None where the tokens do not fit what is there.
-    pub(crate) fn room(
-        &self,
-        batch: i32,
-        heads: i32,
-        new: i32,
-        dim: i32,
-        dtype: Dtype,
-    ) -> Result<Option<Room>> {
-        let keep = self.keys_after(new) - new;
-        let Some(buffers) = &self.buffers else {
-            let Buffers { keys, values, used } =
-                Buffers::empty([batch, heads, new], [dim, dim], [dtype, dtype])?;
-            return Ok(Some(Room {
+    /// Keys and values as arrays, wherever they have been.
+    fn leave_memory(&mut self) -> Result<()> {
+        if let Some(shared) = &self.shared {
+            let [keys, values] = shared.to_arrays()?;
+            self.buffers = Some(Buffers {
                 keys,
                 values,
-                used,
-                keep,
-            }));
-        };
-        let fits = |buffer: &Array| {
-            let shape = buffer.shape();
-            buffer.dtype() == dtype && [shape[0], shape[1], shape[3]] == [batch, heads, dim]
-        };
-        if !fits(&buffers.keys) || !fits(&buffers.values) {
-            return Ok(None);
+                used: shared.used,
+            });
+            self.shared = None;
         }
-        let Buffers { keys, values, used } = buffers.with_room(keep, new)?;
-        Ok(Some(Room {
-            keys,
-            values,
-            used,
-            keep,
-        }))
+        Ok(())
     }
 
-    /// Takes back the buffers of [`room`](Self::room), with `new` tokens written up to `used`.
-    pub(crate) fn commit(&mut self, keys: Array, values: Array, used: i32, new: i32) {
-        self.buffers = Some(Buffers { keys, values, used });
+    /// How a step of a sequence adds `new` positions to memory of our own, and how many of the
+    /// positions before, the last ones, its queries see. None where keys and values of `heads`
+    /// and `dim` do not fit what is there.
+    pub(crate) fn plan(
+        &self,
+        [batch, heads, new, dim]: [i32; 4],
+        dtype: Dtype,
+    ) -> Result<Option<(Plan, i32)>> {
+        let keep = self.keys_after(new) - new;
+        // A window that has begun to let go of positions would be full again at once.
+        let spare = if self.used() > keep { STEP } else { 0 };
+        let capacity = rounded(keep + new + spare);
+        let fits = |shape: &[i32], held: Dtype| {
+            held == dtype && [shape[0], shape[1], shape[3]] == [batch, heads, dim]
+        };
+        let plan = if let Some(shared) = &self.shared {
+            if !fits(&shared.memory.shape, shared.memory.dtype) {
+                return Ok(None);
+            }
+            match shared.append(new) {
+                Some(plan) => plan,
+                None => shared.moved(capacity, keep),
+            }
+        } else {
+            let mut carry = None;
+            if let Some(Buffers { keys, values, used }) = &self.buffers {
+                if !fits(keys.shape(), keys.dtype()) || !fits(values.shape(), values.dtype()) {
+                    return Ok(None);
+                }
+                let arrays = [HostConstant::new(keys)?, HostConstant::new(values)?];
+                carry = Some(Carry {
+                    source: Source::Arrays(Arc::new(arrays)),
+                    first: used - keep,
+                    count: keep,
+                });
+            }
+            Plan::fresh([batch, heads, capacity, dim], dtype, carry)
+        };
+        Ok(Some((plan, keep)))
+    }
+
+    /// Takes the `new` positions of a [`plan`](Self::plan) whose step is in the node `marker`.
+    pub(crate) fn commit(&mut self, plan: &Plan, new: i32, marker: Marker) {
+        self.buffers = None;
+        self.shared = Some(plan.done(new, marker));
         self.seen += new;
+    }
+
+    /// Whether the next update can be queued while the last one is still computed, without a
+    /// copy of what is there.
+    pub fn can_queue(&self) -> bool {
+        self.buffers.is_none()
+    }
+
+    /// The bytes of keys and values.
+    pub fn nbytes(&self) -> usize {
+        let buffers = self.buffers.iter();
+        let buffers = buffers.flat_map(|buffers| [&buffers.keys, &buffers.values]);
+        let shared = self
+            .shared
+            .as_ref()
+            .map_or(0, |shared| shared.memory.nbytes());
+        buffers.map(Array::nbytes).sum::<usize>() + shared
     }
 
     /// The number of new tokens. Shapes that would only broadcast into the buffers are wrong.
@@ -244,7 +281,7 @@ impl KvCache {
     /// Whether the last `count` tokens can be forgotten: a window that has let go of older
     /// positions cannot bring them back.
     pub fn can_trim(&self, count: i32) -> bool {
-        let used = self.buffers.as_ref().map_or(0, |buffers| buffers.used);
+        let used = self.used();
         let complete = used == self.seen;
         let enough = self.window.is_some_and(|window| used - count >= window - 1);
         (0..=self.seen).contains(&count) && (complete || enough)
@@ -265,15 +302,20 @@ impl KvCache {
         if let Some(buffers) = &mut self.buffers {
             buffers.used -= count;
         }
+        if let Some(shared) = &mut self.shared {
+            shared.used -= count;
+        }
         self.seen -= count;
         Ok(())
     }
 
-    /// The arrays that hold the state.
+    /// Arrays whose evaluation makes the state complete: those that hold it, or one of the node
+    /// that writes it to memory of our own.
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
         self.buffers
             .iter()
             .flat_map(|buffers| [&buffers.keys, &buffers.values])
+            .chain(self.shared.iter().map(|shared| &shared.marker.array))
     }
 }
 
@@ -334,6 +376,11 @@ impl Buffers {
     fn rounded(positions: i32) -> i32 {
         positions.div_euclid(STEP) * STEP + if positions % STEP == 0 { 0 } else { STEP }
     }
+}
+
+/// Positions in whole steps.
+fn rounded(positions: i32) -> i32 {
+    positions.div_euclid(STEP) * STEP + if positions % STEP == 0 { 0 } else { STEP }
 }
 
 /// int32 `[end - start]`: start, start + 1, ..

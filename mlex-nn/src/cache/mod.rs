@@ -1,6 +1,7 @@
 //! What a model remembers of the tokens it has seen: one state per layer, in one value.
 
 mod kv;
+pub(crate) mod memory;
 mod recurrent;
 
 use std::sync::Arc;
@@ -115,6 +116,14 @@ impl LayerCache {
         self.len() == 0
     }
 
+    /// The bytes that the state takes.
+    pub fn nbytes(&self) -> usize {
+        match self {
+            Self::Attention(cache) => cache.nbytes(),
+            Self::Recurrent(cache) => cache.arrays().map(Array::nbytes).sum(),
+        }
+    }
+
     /// The arrays that hold the state.
     pub fn arrays(&self) -> Box<dyn Iterator<Item = &Array> + '_> {
         match self {
@@ -205,8 +214,15 @@ impl Cache {
         self.layers.iter().flat_map(LayerCache::arrays)
     }
 
-    /// The bytes that the arrays take.
+    /// The bytes that the states take.
     pub fn nbytes(&self) -> usize {
-        self.arrays().map(Array::nbytes).sum()
+        self.layers.iter().map(LayerCache::nbytes).sum()
+    }
+
+    /// Whether the next step can be queued while the last one is still computed, without a copy
+    /// of the states.
+    pub fn can_queue(&self) -> bool {
+        let mut layers = self.layers.iter();
+        layers.all(|layer| matches!(layer, LayerCache::Attention(cache) if cache.can_queue()))
     }
 }

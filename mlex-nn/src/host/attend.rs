@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use mlex_core::{Array, AttentionMask, HostConstant, HostView, HostViewMut};
+use mlex_core::{Array, AttentionMask, HostBuffer, HostConstant, HostView, HostViewMut};
 use mlex_kernels::{AttentionOptions, AttentionShape, Frequencies, Heads, RopeOptions};
 
 use super::attention::{Kind, kernel_mask, mask_input};
@@ -13,6 +13,7 @@ use super::scratch::Scratch;
 use super::sequence::{Sequence, Step, Value};
 use super::{by_dtype, floats, keeps_dtype, kernel_error, size};
 use crate::Result;
+use crate::cache::memory::{Carry, Marker, Plan, Source, Target};
 use crate::cache::{KvCache, Offset};
 
 /// What a layer does between its projections.
@@ -26,23 +27,32 @@ pub(crate) struct Attend<'a> {
 }
 
 /// What becomes of a cache when the sequence that writes to it is finished.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct CacheUpdate {
-    keys: Value,
-    values: Value,
-    used: i32,
+    plan: Plan,
     new: i32,
 }
 
 impl CacheUpdate {
-    /// The values that the sequence has to finish with: the keys and the values.
-    pub fn values(&self) -> [Value; 2] {
-        [self.keys, self.values]
+    /// Tells the cache that the update was recorded for; `output` is one of the arrays that the
+    /// sequence was finished with.
+    pub fn apply(&self, cache: &mut KvCache, output: &Array) {
+        self.apply_marked(cache, &Marker::new(output));
     }
 
-    /// Puts their arrays into the cache that the update was recorded for.
-    pub fn apply(&self, cache: &mut KvCache, keys: Array, values: Array) {
-        cache.commit(keys, values, self.used, self.new);
+    /// Several updates of one sequence, each for its cache.
+    pub fn apply_all<'a>(
+        updates: impl IntoIterator<Item = (&'a Self, &'a mut KvCache)>,
+        output: &Array,
+    ) {
+        let marker = Marker::new(output);
+        for (update, cache) in updates {
+            update.apply_marked(cache, &marker);
+        }
+    }
+
+    fn apply_marked(&self, cache: &mut KvCache, marker: &Marker) {
+        cache.commit(&self.plan, self.new, marker.clone());
     }
 }
 
@@ -58,17 +68,15 @@ pub(crate) fn attend(
         return Ok(None);
     };
     let projected = [queries, sequence.input(keys), sequence.input(values)];
-    let Some((output, update)) = record_attend(&mut sequence, layer, projected, mask, cache)?
-    else {
+    let recorded = record_attend(&mut sequence, layer, projected, mask, cache)?;
+    let Some((output, update)) = recorded else {
         return Ok(None);
     };
-    let [keys, values] = update.values();
-    let outputs = sequence.finish(&[output, keys, values])?;
-    let Ok([output, keys, values]) = <[Array; 3]>::try_from(outputs) else {
-        return Ok(None);
-    };
-    update.apply(cache, keys, values);
-    Ok(Some(output))
+    let output = sequence.finish(&[output])?.pop();
+    if let Some(output) = &output {
+        update.apply(cache, output);
+    }
+    Ok(output)
 }
 
 /// As [`attend`]; `cache` is changed by the [`CacheUpdate`].
@@ -96,10 +104,11 @@ pub(crate) fn record_attend(
     if !fits {
         return Ok(None);
     }
-    let Some(room) = cache.room(batch, layer.num_kv_heads, length, head_dim, dtype)? else {
+    let heads = [batch, layer.num_kv_heads, length, head_dim];
+    let Some((plan, keep)) = cache.plan(heads, dtype)? else {
         return Ok(None);
     };
-    let kv_length = room.keep + length;
+    let kv_length = keep + length;
     let full = [batch, layer.num_heads, length, kv_length];
     let Some((kind, mask)) = mask_input(mask, full)? else {
         return Ok(None);
@@ -123,25 +132,19 @@ pub(crate) fn record_attend(
         rope: layer.rope.cloned(),
         norms,
         offsets,
-        used: size(room.used),
-        keep: size(room.keep),
+        target: plan.target.clone(),
+        keep: size(keep),
         kind,
     };
-    let key_buffer = sequence.input(&room.keys);
-    let value_buffer = sequence.input(&room.values);
+    if let Some(marker) = &plan.after {
+        sequence.after(marker);
+    }
     // A mask is usually a broadcast view.
     let mask = mask.map(|mask| sequence.input_with(&mask, false));
-    let inputs = [queries, keys, values, key_buffer, value_buffer];
-    let inputs: Vec<Value> = inputs.into_iter().chain(mask).collect();
+    let inputs: Vec<Value> = [queries, keys, values].into_iter().chain(mask).collect();
     let output = sequence.output_like(queries);
-    let update = CacheUpdate {
-        keys: sequence.output_in_place(key_buffer),
-        values: sequence.output_in_place(value_buffer),
-        used: room.used + length,
-        new: length,
-    };
-    sequence.step(step, &inputs, &[output, update.keys, update.values]);
-    Ok(Some((output, update)))
+    sequence.step(step, &inputs, &[output]);
+    Ok(Some((output, CacheUpdate { plan, new: length })))
 }
 
 /// The weights of the norms of queries and keys.
@@ -158,9 +161,8 @@ struct AttendStep {
     rope: Option<RopeKernel>,
     norms: Option<Norms>,
     offsets: Vec<i32>,
-    /// Positions of the buffers that are in use before.
-    used: usize,
-    /// How many of them the queries may see.
+    target: Target,
+    /// How many of the positions before the queries may see.
     keep: usize,
     kind: Kind,
 }
@@ -239,8 +241,8 @@ impl AttendStep {
         inputs: &[HostView<'_>],
         outputs: &mut [HostViewMut<'_>],
     ) -> mlex_core::Result<()> {
-        let [output, key_buffer, value_buffer] = outputs else {
-            return Err(super::outputs_error(3, outputs));
+        let [output] = outputs else {
+            return Err(super::outputs_error(1, outputs));
         };
         let (batch, length) = (size(inputs[0].shape()[0]), size(inputs[0].shape()[1]));
         let dim = size(inputs[0].shape()[2]) / self.num_heads;
@@ -254,22 +256,39 @@ impl AttendStep {
             heads: self.num_kv_heads,
             ..queries
         };
-        let capacity = size(key_buffer.shape()[2]);
+        let Target {
+            memory,
+            fresh,
+            used,
+        } = &self.target;
+        let capacity = size(memory.shape[2]);
+        let used = size(*used);
         let norms = self.norms.as_ref();
-        let mask = kernel_mask(self.kind, inputs.get(5))?;
+        let mask = kernel_mask(self.kind, inputs.get(3))?;
+        let mut buffers = memory.lock();
+        if let Some(carry) = fresh {
+            for (index, buffer) in buffers.iter_mut().enumerate() {
+                buffer.resize(&memory.shape, memory.dtype)?;
+                if let Some(carry) = carry {
+                    carry_over(carry, index, buffer);
+                }
+            }
+        }
+        let [key_buffer, value_buffer] = &mut *buffers;
+        let (mut key_buffer, mut value_buffer) = (key_buffer.view_mut(), value_buffer.view_mut());
 
         T::with(2 * (queries.count() + keys.count()), |memory| {
             let (for_keys, for_queries) = memory.split_at_mut(2 * keys.count());
             let key_buffer = key_buffer.as_mut_slice::<T>()?;
             let new_keys =
                 self.prepare(&inputs[1], norms.map(|norms| &norms.keys), keys, for_keys)?;
-            store(new_keys, key_buffer, keys, capacity, self.used);
+            store(new_keys, key_buffer, keys, capacity, used);
             let value_buffer = value_buffer.as_mut_slice::<T>()?;
             let new_values = Heads {
                 data: inputs[2].as_slice()?,
                 strides: keys.strides(),
             };
-            store(new_values, value_buffer, keys, capacity, self.used);
+            store(new_values, value_buffer, keys, capacity, used);
 
             let q = self.prepare(
                 &inputs[0],
@@ -278,7 +297,7 @@ impl AttendStep {
                 for_queries,
             )?;
             // From the first position that is seen; every head has the same place in its part.
-            let start = (self.used - self.keep) * dim;
+            let start = (used - self.keep) * dim;
             let strides = [self.num_kv_heads * capacity * dim, capacity * dim, dim];
             let seen = |data| Heads { data, strides };
             let shape = AttentionShape {
@@ -300,6 +319,30 @@ impl AttendStep {
             mlex_kernels::attention(output.as_mut_slice::<T>()?, q, k, v, shape, options)
                 .map_err(kernel_error(NAME))
         })
+    }
+}
+
+/// Copies the keys (`index` 0) or values of some positions to the front of a new buffer.
+fn carry_over(carry: &Carry, index: usize, to: &mut HostBuffer) {
+    match &carry.source {
+        Source::Memory(memory) => copy_rows(carry, memory.lock()[index].view(), to),
+        Source::Arrays(arrays) => copy_rows(carry, arrays[index].view(), to),
+    }
+}
+
+/// Both are `[B, heads, capacity, D]`, of the same type and of other capacities.
+fn copy_rows(carry: &Carry, from: HostView<'_>, to: &mut HostBuffer) {
+    let &[batch, heads, from_capacity, dim] = from.shape() else {
+        return;
+    };
+    let row = size(dim) * from.dtype().size_in_bytes();
+    let to_capacity = size(to.view().shape()[2]);
+    let (first, count) = (size(carry.first) * row, size(carry.count) * row);
+    let mut view = to.view_mut();
+    let to = view.as_mut_bytes();
+    for head in 0..size(batch) * size(heads) {
+        let source = &from.as_bytes()[head * size(from_capacity) * row + first..][..count];
+        to[head * to_capacity * row..][..count].copy_from_slice(source);
     }
 }
 

@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 
 use super::{applies, on_cpu};
 use crate::Result;
+use crate::cache::memory::Marker;
 
 /// One operation of a [`Sequence`].
 pub(crate) trait Step: Send + Sync + 'static {
@@ -62,6 +63,8 @@ pub struct Sequence {
     contiguous: Vec<bool>,
     slots: Vec<Slot>,
     steps: Vec<Recorded>,
+    /// Nodes that have to run before, which are inputs for that alone.
+    after: Vec<Marker>,
 }
 
 /// What a [`Sequence`] has computed, or been given.
@@ -139,6 +142,14 @@ impl Sequence {
         self.inputs.push(array.clone());
         self.contiguous.push(contiguous);
         self.slot(Shape::from_slice(array.shape()), array.dtype(), origin)
+    }
+
+    /// Makes the node run after another one.
+    pub(crate) fn after(&mut self, marker: &Marker) {
+        if !self.after.iter().any(|known| known.is(marker)) {
+            self.after.push(marker.clone());
+            self.input_with(&marker.array, false);
+        }
     }
 
     fn slot(&mut self, shape: Shape, dtype: Dtype, origin: Origin) -> Value {

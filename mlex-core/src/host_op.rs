@@ -184,6 +184,16 @@ impl HostConstant {
     pub fn view(&self) -> HostView<'_> {
         self.0.view()
     }
+
+    /// The shape.
+    pub fn shape(&self) -> &[i32] {
+        self.view().shape
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> Dtype {
+        self.view().dtype
+    }
 }
 
 impl std::fmt::Debug for HostConstant {

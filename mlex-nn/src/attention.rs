@@ -142,8 +142,7 @@ impl SelfAttention {
             return Ok(None);
         };
         let weights = self.projections().map(Linear::weight);
-        let projected = host::record_linear(sequence, x, &weights)?;
-        let Some(Ok(projected)) = projected.map(<[Value; 3]>::try_from) else {
+        let Some(projected) = host::record_linear(sequence, x, weights)? else {
             return Ok(None);
         };
         let mask = mask.as_attention();
@@ -179,7 +178,7 @@ impl SelfAttention {
     /// Queries `[B, L, H * D]`, keys and values `[B, L, H_kv * D]`.
     fn project(&self, x: &Array) -> Result<[Array; 3]> {
         let projections = self.projections();
-        let outputs = host::linear_many(x, &projections.map(Linear::weight))?;
+        let outputs = host::linear_many(x, projections.map(Linear::weight))?;
         if let Some(Ok(outputs)) = outputs.map(<[Array; 3]>::try_from) {
             return Ok(outputs);
         }

@@ -183,8 +183,7 @@ impl Linear {
     /// # Errors
     /// When the weights cannot be read.
     pub fn record(&self, sequence: &mut Sequence, x: Value) -> Result<Option<Value>> {
-        let outputs = host::record_linear(sequence, x, &[self.weight()])?;
-        Ok(outputs.and_then(|mut outputs| outputs.pop()))
+        Ok(host::record_linear(sequence, x, [self.weight()])?.map(|[output]| output))
     }
 
     /// The matrix and the bias.

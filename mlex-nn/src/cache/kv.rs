@@ -225,6 +225,11 @@ impl KvCache {
         Ok(Some((plan, keep)))
     }
 
+    /// The node that a step of a [`plan`](Self::plan) has to follow.
+    pub(crate) fn marker(&self) -> Option<&Marker> {
+        self.shared.as_ref().map(|shared| &shared.marker)
+    }
+
     /// Takes the `new` positions of a [`plan`](Self::plan) whose step is in the node `marker`.
     pub(crate) fn commit(&mut self, plan: &Plan, new: i32, marker: Marker) {
         self.buffers = None;

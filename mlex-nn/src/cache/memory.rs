@@ -108,8 +108,6 @@ pub(crate) struct Target {
 pub(crate) struct Plan {
     pub(crate) target: Target,
     owner: Arc<()>,
-    /// The node that has to run first.
-    pub(crate) after: Option<Marker>,
 }
 
 impl Plan {
@@ -122,7 +120,6 @@ impl Plan {
                 fresh: Some(carry),
             },
             owner: Arc::default(),
-            after: None,
         }
     }
 
@@ -154,7 +151,6 @@ impl Shared {
                 used: self.used,
             },
             owner: Arc::clone(&self.owner),
-            after: Some(self.marker.clone()),
         })
     }
 
@@ -167,10 +163,7 @@ impl Shared {
             count: keep,
         };
         let shape = [batch, heads, capacity, dim];
-        Plan {
-            after: Some(self.marker.clone()),
-            ..Plan::fresh(shape, self.memory.dtype, Some(carry))
-        }
+        Plan::fresh(shape, self.memory.dtype, Some(carry))
     }
 
     /// Keys and values as arrays `[B, H_kv, capacity, D]`, computed now.

@@ -207,7 +207,7 @@ impl GatedDeltaNet {
         match &self.input {
             Input::Apart { qkv, z, b, a } => {
                 let all = [qkv, z, b, a];
-                let outputs = host::linear_many(x, &all.map(Linear::weight))?;
+                let outputs = host::linear_many(x, all.map(Linear::weight))?;
                 let [qkv, z, b, a] = match outputs.map(<[Array; 4]>::try_from) {
                     Some(Ok(outputs)) => outputs,
                     _ => [qkv.forward(x)?, z.forward(x)?, b.forward(x)?, a.forward(x)?],

@@ -4,6 +4,8 @@
 use std::sync::Arc;
 
 use mlex_core::{Array, AttentionMask, HostBuffer, HostConstant, HostView, HostViewMut};
+use smallvec::SmallVec;
+
 use mlex_kernels::{AttentionOptions, AttentionShape, Frequencies, Heads, RopeOptions};
 
 use super::attention::{Kind, kernel_mask, mask_input};
@@ -13,8 +15,8 @@ use super::scratch::Scratch;
 use super::sequence::{Sequence, Step, Value};
 use super::{by_dtype, floats, keeps_dtype, kernel_error, size};
 use crate::Result;
+use crate::cache::KvCache;
 use crate::cache::memory::{Carry, Marker, Plan, Source, Target};
-use crate::cache::{KvCache, Offset};
 
 /// What a layer does between its projections.
 pub(crate) struct Attend<'a> {
@@ -113,10 +115,7 @@ pub(crate) fn record_attend(
     let Some((kind, mask)) = mask_input(mask, full)? else {
         return Ok(None);
     };
-    let offsets = match cache.offset() {
-        Offset::Same(offset) => vec![offset],
-        Offset::PerRow(offsets) => offsets.to_vec(),
-    };
+    let offsets = SmallVec::from_slice(cache.offset().positions());
     let norms = match layer.norms {
         Some([q, k]) => Some(Norms {
             eps: q.eps,
@@ -136,12 +135,12 @@ pub(crate) fn record_attend(
         keep: size(keep),
         kind,
     };
-    if let Some(marker) = &plan.after {
+    if let Some(marker) = cache.marker() {
         sequence.after(marker);
     }
     // A mask is usually a broadcast view.
     let mask = mask.map(|mask| sequence.input_with(&mask, false));
-    let inputs: Vec<Value> = [queries, keys, values].into_iter().chain(mask).collect();
+    let inputs: SmallVec<[Value; 4]> = [queries, keys, values].into_iter().chain(mask).collect();
     let output = sequence.output_like(queries);
     sequence.step(step, &inputs, &[output]);
     Ok(Some((output, CacheUpdate { plan, new: length })))
@@ -160,7 +159,7 @@ struct AttendStep {
     scale: f32,
     rope: Option<RopeKernel>,
     norms: Option<Norms>,
-    offsets: Vec<i32>,
+    offsets: SmallVec<[i32; 2]>,
     target: Target,
     /// How many of the positions before the queries may see.
     keep: usize,

@@ -8,9 +8,11 @@ use mlex_kernels::{
     Scales, project, project_gated,
 };
 
+use smallvec::SmallVec;
+
 use super::constants::Constants;
 use super::sequence::{Sequence, Shape, Step, Value};
-use super::{activation, applies, by_dtype, floats, keeps_dtype, kernel_error, size};
+use super::{activation, applies, by_dtype, floats, keeps, kernel_error, size};
 use crate::linear::{Matrix, Stored};
 use crate::{Activation, Result};
 
@@ -23,11 +25,20 @@ pub(crate) struct Weight<'a> {
 
 /// `x` `[.., K]` times the transposed matrix, plus the bias: `[.., N]`.
 pub(crate) fn linear(x: &Array, weight: Weight<'_>) -> Result<Option<Array>> {
-    Ok(linear_many(x, &[weight])?.and_then(|mut outputs| outputs.pop()))
+    let Some((mut sequence, x)) = Sequence::start(x)? else {
+        return Ok(None);
+    };
+    match record_linear(&mut sequence, x, [weight])? {
+        Some(outputs) => Ok(sequence.finish(&outputs)?.pop()),
+        None => Ok(None),
+    }
 }
 
 /// Several projections of `x`, each as [`linear`].
-pub(crate) fn linear_many(x: &Array, weights: &[Weight<'_>]) -> Result<Option<Vec<Array>>> {
+pub(crate) fn linear_many<const N: usize>(
+    x: &Array,
+    weights: [Weight<'_>; N],
+) -> Result<Option<Vec<Array>>> {
     let Some((mut sequence, x)) = Sequence::start(x)? else {
         return Ok(None);
     };
@@ -54,22 +65,24 @@ pub(crate) fn gated_linear(
 }
 
 /// Several projections of `x`, each as [`linear`].
-pub(crate) fn record_linear(
+pub(crate) fn record_linear<const N: usize>(
     sequence: &mut Sequence,
     x: Value,
-    weights: &[Weight<'_>],
-) -> Result<Option<Vec<Value>>> {
-    let mut parts = Vec::with_capacity(weights.len());
-    let mut rows = Vec::with_capacity(weights.len());
+    weights: [Weight<'_>; N],
+) -> Result<Option<[Value; N]>> {
+    let dtype = sequence.dtype(x);
+    let mut parts: SmallVec<[Part; 3]> = SmallVec::new();
     for weight in weights {
-        let Some(part) = Part::new(sequence.dtype(x), *weight)? else {
-            return Ok(None);
-        };
-        rows.push(weight.matrix.rows_and_columns()?.0);
-        parts.push(part);
+        match Part::new(dtype, weight)? {
+            Some(part) => parts.push(part),
+            None => return Ok(None),
+        }
     }
-    let outputs: Vec<Value> = rows.iter().map(|&n| output(sequence, x, n)).collect();
-    let precision = precision(sequence.dtype(x));
+    let mut outputs = [x; N];
+    for (output, part) in outputs.iter_mut().zip(&parts) {
+        *output = self::output(sequence, x, part.n());
+    }
+    let precision = precision(dtype);
     sequence.step(ProjectStep { parts, precision }, &[x], &outputs);
     Ok(Some(outputs))
 }
@@ -83,14 +96,13 @@ pub(crate) fn record_gated(
     up: Weight<'_>,
 ) -> Result<Option<Value>> {
     let dtype = sequence.dtype(x);
-    let (rows, columns) = gate.matrix.rows_and_columns()?;
-    if up.matrix.rows_and_columns()? != (rows, columns) {
-        return Ok(None);
-    }
     let (Some(gate), Some(up)) = (Part::new(dtype, gate)?, Part::new(dtype, up)?) else {
         return Ok(None);
     };
-    let y = output(sequence, x, rows);
+    if gate.n() != up.n() {
+        return Ok(None);
+    }
+    let y = output(sequence, x, gate.n());
     let step = GatedStep {
         parts: [gate, up],
         activation: activation::kernel(activation),
@@ -171,34 +183,36 @@ pub(super) struct Part {
 impl Part {
     /// None where `x` of this dtype times the weight is not what the kernels compute.
     pub(super) fn new(dtype: Dtype, Weight { matrix, bias }: Weight<'_>) -> Result<Option<Self>> {
+        let weight = matrix.constants.of(matrix.arrays())?;
         let mode = match &matrix.stored {
-            Stored::Dense { weight, .. } => {
-                if !keeps_dtype(dtype, weight) {
-                    return Ok(None);
-                }
-                None
-            }
-            Stored::Quantized { weight, .. } => {
-                let Some(mode) = mode(weight.layout) else {
-                    return Ok(None);
-                };
-                if let Some(biases) = &weight.biases
-                    && (!keeps_dtype(dtype, &weight.scales) || !keeps_dtype(dtype, biases))
-                {
-                    return Ok(None);
-                }
-                Some(mode)
-            }
+            Stored::Dense { .. } => None,
+            Stored::Quantized { weight, .. } => match mode(weight.layout) {
+                Some(mode) => Some(mode),
+                None => return Ok(None),
+            },
         };
-        if bias.is_some_and(|(bias, _)| !keeps_dtype(dtype, bias)) {
+        // Without biases scales are bytes.
+        let floats = match (mode, &weight[..]) {
+            (None, all) => all,
+            (Some(_), [_, scales_and_biases @ ..]) if scales_and_biases.len() > 1 => {
+                scales_and_biases
+            }
+            (Some(_), _) => &[],
+        };
+        if !floats.iter().all(|floats| keeps(dtype, floats.dtype())) {
             return Ok(None);
         }
         let bias = bias.map(|(bias, constants)| constants.of([bias]));
-        Ok(Some(Self {
-            mode,
-            weight: matrix.constants.of(matrix.arrays())?,
-            bias: bias.transpose()?,
-        }))
+        let bias = bias.transpose()?;
+        if bias.iter().any(|bias| !keeps(dtype, bias[0].dtype())) {
+            return Ok(None);
+        }
+        Ok(Some(Self { mode, weight, bias }))
+    }
+
+    /// Rows of the weight.
+    fn n(&self) -> i32 {
+        self.weight[0].shape().first().copied().unwrap_or_default()
     }
 
     /// For `x` of `k` columns.
@@ -231,7 +245,7 @@ fn columns(x: &HostView<'_>) -> usize {
 }
 
 struct ProjectStep {
-    parts: Vec<Part>,
+    parts: SmallVec<[Part; 3]>,
     precision: Precision,
 }
 

@@ -68,7 +68,12 @@ fn is_kernel_float(dtype: Dtype) -> bool {
 
 /// Whether `x` of a dtype, combined with `other`, keeps it, as a kernel's output does.
 fn keeps_dtype(dtype: Dtype, other: &Array) -> bool {
-    is_kernel_float(other.dtype()) && (dtype == Dtype::Float32 || dtype == other.dtype())
+    keeps(dtype, other.dtype())
+}
+
+/// As [`keeps_dtype`].
+fn keeps(dtype: Dtype, other: Dtype) -> bool {
+    is_kernel_float(other) && (dtype == Dtype::Float32 || dtype == other)
 }
 
 /// A step has been given other outputs than it was recorded with.

@@ -6,7 +6,7 @@ use mlex_core::{Array, HostConstant, HostView, HostViewMut};
 
 use super::constants::Constants;
 use super::sequence::{Sequence, Step, Value};
-use super::{by_dtype, floats, keeps_dtype, kernel_error, size};
+use super::{by_dtype, floats, keeps, kernel_error, size};
 use crate::Result;
 
 /// The parameters of a norm: weight, and bias where there is one.
@@ -25,12 +25,11 @@ impl Parameters<'_> {
         sequence: &Sequence,
         x: Value,
     ) -> mlex_core::Result<Option<Arc<[HostConstant]>>> {
-        let mut arrays = std::iter::once(self.weight).chain(self.bias);
-        if !arrays.all(|array| keeps_dtype(sequence.dtype(x), array)) {
-            return Ok(None);
-        }
         let arrays = std::iter::once(self.weight).chain(self.bias);
-        Ok(Some(self.constants.of(arrays)?))
+        let constants = self.constants.of(arrays)?;
+        let dtype = sequence.dtype(x);
+        let keeps = constants.iter().all(|array| keeps(dtype, array.dtype()));
+        Ok(keeps.then_some(constants))
     }
 }
 

@@ -113,9 +113,18 @@ impl Sequence {
         if !applies(x)? {
             return Ok(None);
         }
-        let mut sequence = Self::default();
+        let mut sequence = Self::sized();
         let value = sequence.input(x);
         Ok(Some((sequence, value)))
+    }
+
+    /// With room for some layers, so that recording them moves nothing.
+    fn sized() -> Self {
+        Self {
+            slots: Vec::with_capacity(512),
+            steps: Vec::with_capacity(256),
+            ..Self::default()
+        }
     }
 
     /// A sequence on token ids `[.., L]`; none as in [`start`](Self::start).
@@ -126,7 +135,7 @@ impl Sequence {
         if !on_cpu()? {
             return Ok(None);
         }
-        let mut sequence = Self::default();
+        let mut sequence = Self::sized();
         let value = sequence.input(ids);
         Ok(Some((sequence, value)))
     }

@@ -11,7 +11,7 @@ use crate::simd::elementwise::{Gate, NarrowGated};
 use crate::simd::rows::{DenseRows, MAX_ROWS, Narrow, QuantizedRows, Widen};
 use crate::simd::scratch::{self, Buffer};
 use crate::simd::weights::{Code, Weights};
-use crate::simd::{Level, Vector};
+use crate::simd::{Kind, Level, Vector};
 use crate::threads::{Columns, parallel_columns, threads};
 
 /// Bytes of weights that one task reads, about.
@@ -146,7 +146,9 @@ fn run_form<T: Element>(
             let to = &mut wide[start * k..][..from.len()];
             level.dispatch(Widen { from, to });
         }
-        let x = Prepared::new(wide, k, form, parts, [first, second, third]);
+        // Two digits hold a bfloat16 with 7 bits to spare for smaller neighbours.
+        let digits = if T::KIND == Kind::Bf16 { 2 } else { 3 };
+        let x = Prepared::new(wide, k, form, digits, parts, [first, second, third]);
         parallel_columns(&mut arrays, |mut tile| {
             let part = &parts[tile.plane];
             let rows = starts[part.x]..starts[part.x] + tile.rows;
@@ -220,6 +222,7 @@ impl<'a> Prepared<'a> {
         wide: &'a [f32],
         k: usize,
         form: Form,
+        count: usize,
         parts: &[Part<'_>],
         [first, second, third]: [&'a mut Buffer; 3],
     ) -> Self {
@@ -245,14 +248,14 @@ impl<'a> Prepared<'a> {
             use crate::simd::dot::Activations;
             // None where a number is not finite, which f32 products pass on.
             if Activations::finite(wide) {
-                prepared.digits = Some(Activations::new(wide, like, first, second, third));
+                prepared.digits = Some(Activations::new(wide, like, count, first, second, third));
                 return prepared;
             }
             first
         } else {
             first
         };
-        let _ = (second, third, parts);
+        let _ = (second, third, parts, count);
         let count = wide.len() / group;
         let sums = &mut first.floats(count)[..count];
         for (sum, x) in sums.iter_mut().zip(wide.chunks_exact(group)) {

@@ -22,7 +22,7 @@ use crate::threads::{RowBlock, parallel_blocks, parallel_chunks, threads};
 use engine::Engine;
 
 /// How exact a product of many rows is. (Few rows are bound by reading the weights, and always
-/// exact.)
+/// as in [`Precision::F32`].)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Precision {
     /// As if in f32: errors are those of f32 rounding, or well below those of the elements'

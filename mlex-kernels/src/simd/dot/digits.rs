@@ -59,7 +59,7 @@ pub(crate) unsafe fn split_block(
     scale
 }
 
-/// Rows of `x` as three digits each, in the order in which [`super::matvec`] reads codes.
+/// Rows of `x` as two or three digits each, in the order in which [`super::matvec`] reads codes.
 pub(crate) struct Activations<'a> {
     /// Per row and block: the digits.
     pub(super) digits: &'a [u8],
@@ -73,6 +73,8 @@ pub(crate) struct Activations<'a> {
     pub(super) groups: usize,
     /// Number of rows.
     pub(super) rows: usize,
+    /// 2 or 3.
+    pub(super) count: usize,
 }
 
 impl Activations<'_> {
@@ -95,6 +97,11 @@ pub(super) fn nibbles(w: &Weights<'_>) -> bool {
     w.bits == 4
 }
 
+/// Codes that are taken at once.
+fn block(w: &Weights<'_>) -> usize {
+    if nibbles(w) { 128 } else { 64 }
+}
+
 impl<'a> Activations<'a> {
     /// Whether all values can be converted.
     pub(crate) fn finite(x: &[f32]) -> bool {
@@ -102,16 +109,19 @@ impl<'a> Activations<'a> {
         x.iter().fold(true, |all, x| all & x.is_finite())
     }
 
-    /// Converts rows of `w.k` finite values.
+    /// Converts rows of `w.k` finite values to `count` digits, 2 or 3.
     pub(crate) fn new(
         x: &[f32],
         w: &Weights<'_>,
+        count: usize,
         digits: &'a mut Buffer,
         lanes: &'a mut Buffer,
         sums: &'a mut Buffer,
     ) -> Self {
         let rows = x.len() / w.k;
-        let (block, bytes) = if nibbles(w) { (128, 384) } else { (64, 192) };
+        assert!((2..=3).contains(&count));
+        let block = block(w);
+        let bytes = block * count;
         let blocks = w.k.div_ceil(block);
         let groups = w.groups().next_multiple_of(16);
         let digits = &mut digits.bytes(rows * blocks * bytes)[..rows * blocks * bytes];
@@ -122,7 +132,7 @@ impl<'a> Activations<'a> {
             let lanes = &mut lanes[row * blocks * 16..][..blocks * 16];
             let sums = &mut sums[row * groups..][..groups];
             // SAFETY: `Weights` are only used at the level that has the instructions.
-            unsafe { convert(x, w, digits, lanes, sums) };
+            unsafe { convert(x, w, count, digits, lanes, sums) };
         }
         Self {
             digits,
@@ -131,6 +141,7 @@ impl<'a> Activations<'a> {
             blocks,
             groups,
             rows,
+            count,
         }
     }
 }
@@ -159,38 +170,40 @@ pub(super) unsafe fn group_sums(x: &[f32], group: usize, sums: &mut [f32]) {
 unsafe fn convert(
     x: &[f32],
     w: &Weights<'_>,
+    count: usize,
     digits: &mut [u8],
     lanes: &mut [f32],
     sums: &mut [f32],
 ) {
     let nibbles = nibbles(w);
-    let (block, bytes) = if nibbles { (128, 384) } else { (64, 192) };
+    let block = block(w);
+    let bytes = block * count;
     // In 8 products of a nibble, or 4 of up to 6 bits, three digits stay below 2^31.
-    let limit = LARGEST[1];
+    let limit = LARGEST[count - 2];
     digits[(w.k / block) * bytes..].fill(0);
     lanes[(w.k / block) * 16..].fill(0.0);
     let mut natural = [0i8; 96];
     for (i, x) in x.chunks(32).enumerate() {
         let (at, inside) = (i * 32 / block, i * 32 % block);
         let to = &mut digits[at * bytes..][..bytes];
-        // SAFETY: 32 values, three digits: 96 bytes; the pointers below stay in `to`.
+        // SAFETY: 32 values, three digits at most: 96 bytes; the pointers below stay in `to`.
         let scale = unsafe {
             if nibbles {
                 if x.len() < 32 {
                     natural.fill(0);
                 }
-                let scale = split_block(x, 3, limit, natural.as_mut_ptr(), 32);
-                for d in 0..3 {
+                let scale = split_block(x, count, limit, natural.as_mut_ptr(), 32);
+                for d in 0..count {
                     let pairs = _mm256_loadu_si256(natural.as_ptr().add(32 * d).cast());
                     let even = _mm256_cvtepi16_epi8(pairs);
                     let odd = _mm256_cvtepi16_epi8(_mm256_srli_epi16::<8>(pairs));
                     let to = to.as_mut_ptr().add(64 * d + inside / 2);
                     _mm_storeu_si128(to.cast(), even);
-                    _mm_storeu_si128(to.add(192).cast(), odd);
+                    _mm_storeu_si128(to.add(64 * count).cast(), odd);
                 }
                 scale
             } else {
-                split_block(x, 3, limit, to.as_mut_ptr().add(inside).cast(), 64)
+                split_block(x, count, limit, to.as_mut_ptr().add(inside).cast(), 64)
             }
         };
         let lane = inside * 16 / block;

@@ -31,17 +31,24 @@ pub(crate) fn matvec(
     assert!(x.rows == 0 || out.len() >= (x.rows - 1) * stride + count);
     macro_rules! widths {
         ($m:literal, $r:literal) => {
+            if x.count == 2 {
+                widths!($m, $r, 2)
+            } else {
+                widths!($m, $r, 3)
+            }
+        };
+        ($m:literal, $r:literal, $d:literal) => {
             // SAFETY: the lengths were checked; `Weights` are only made at the level that
             // has the instructions.
             unsafe {
                 match (w.bits, w.code == Code::Fp4) {
-                    (2, _) => all::<$r, $m, 2, false>(w, x, first, count, out, stride),
-                    (3, _) => all::<$r, $m, 3, false>(w, x, first, count, out, stride),
-                    (4, false) => all::<$r, $m, 4, false>(w, x, first, count, out, stride),
-                    (4, true) => all::<$r, $m, 4, true>(w, x, first, count, out, stride),
-                    (5, _) => all::<$r, $m, 5, false>(w, x, first, count, out, stride),
-                    (6, _) => all::<$r, $m, 6, false>(w, x, first, count, out, stride),
-                    (8, _) => all::<$r, $m, 8, false>(w, x, first, count, out, stride),
+                    (2, _) => all::<$r, $m, 2, false, $d>(w, x, first, count, out, stride),
+                    (3, _) => all::<$r, $m, 3, false, $d>(w, x, first, count, out, stride),
+                    (4, false) => all::<$r, $m, 4, false, $d>(w, x, first, count, out, stride),
+                    (4, true) => all::<$r, $m, 4, true, $d>(w, x, first, count, out, stride),
+                    (5, _) => all::<$r, $m, 5, false, $d>(w, x, first, count, out, stride),
+                    (6, _) => all::<$r, $m, 6, false, $d>(w, x, first, count, out, stride),
+                    (8, _) => all::<$r, $m, 8, false, $d>(w, x, first, count, out, stride),
                     _ => unreachable!("{} bits", w.bits),
                 }
             }
@@ -66,7 +73,13 @@ pub(crate) fn matvec(
 /// # Safety
 /// As [`group`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,avx2,fma,f16c")]
-unsafe fn all<const R: usize, const M: usize, const BITS: usize, const FP4: bool>(
+unsafe fn all<
+    const R: usize,
+    const M: usize,
+    const BITS: usize,
+    const FP4: bool,
+    const DIGITS: usize,
+>(
     w: &Weights<'_>,
     x: &Activations<'_>,
     first: usize,
@@ -79,10 +92,10 @@ unsafe fn all<const R: usize, const M: usize, const BITS: usize, const FP4: bool
         // SAFETY: the caller's promise for rows below `first + count`.
         let sums = unsafe {
             if n + R <= count {
-                group::<R, M, BITS, FP4>(w, x, first + n)
+                group::<R, M, BITS, FP4, DIGITS>(w, x, first + n)
             } else {
                 let mut sums = [[0.0; M]; R];
-                sums[0] = group::<1, M, BITS, FP4>(w, x, first + n)[0];
+                sums[0] = group::<1, M, BITS, FP4, DIGITS>(w, x, first + n)[0];
                 sums
             }
         };
@@ -107,14 +120,20 @@ unsafe fn all<const R: usize, const M: usize, const BITS: usize, const FP4: bool
     reason = "indices of several arrays of registers"
 )]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,avx2,fma,f16c")]
-unsafe fn group<const R: usize, const M: usize, const BITS: usize, const FP4: bool>(
+unsafe fn group<
+    const R: usize,
+    const M: usize,
+    const BITS: usize,
+    const FP4: bool,
+    const DIGITS: usize,
+>(
     w: &Weights<'_>,
     x: &Activations<'_>,
     row: usize,
 ) -> [[f32; M]; R] {
     let nibbles = BITS == 4;
     let block = if nibbles { 128 } else { 64 };
-    let digits_bytes = 3 * block;
+    let digits_bytes = DIGITS * block;
     let (row_bytes, groups) = (w.row_bytes(), w.groups());
     let shift = _mm_cvtsi32_si128(w.group.trailing_zeros() as i32);
     let lane_k = _mm512_mullo_epi32(
@@ -183,37 +202,35 @@ unsafe fn group<const R: usize, const M: usize, const BITS: usize, const FP4: bo
                     let d = x.digits.as_ptr().add(block_at * digits_bytes);
                     let digit = |i: usize| _mm512_loadu_si512(d.add(64 * i).cast());
                     let x_scale = _mm512_loadu_ps(x.lanes.as_ptr().add(block_at * 16));
-                    let (d2, d1, d0) = (digit(0), digit(1), digit(2));
-                    let (o2, o1, o0) = if nibbles {
-                        (digit(3), digit(4), digit(5))
-                    } else {
-                        (d2, d1, d0)
-                    };
+                    let mut x_even = [_mm512_setzero_si512(); DIGITS];
+                    let mut x_odd = x_even;
+                    for i in 0..DIGITS {
+                        x_even[i] = digit(i);
+                        if nibbles {
+                            x_odd[i] = digit(DIGITS + i);
+                        }
+                    }
                     for r in 0..R {
                         let zero = _mm512_setzero_si512();
-                        let mut sum = _mm512_dpbusd_epi32(zero, even[r], d2);
-                        if nibbles {
-                            sum = _mm512_dpbusd_epi32(sum, odd[r], o2);
-                        }
-                        sum = _mm512_dpbusd_epi32(_mm512_slli_epi32::<8>(sum), even[r], d1);
-                        if nibbles {
-                            sum = _mm512_dpbusd_epi32(sum, odd[r], o1);
-                        }
-                        let value = if BITS == 8 {
-                            // Three digits of 4 products of 255 do not fit: two, then one.
-                            let last = _mm512_dpbusd_epi32(zero, even[r], d0);
-                            _mm512_fmadd_ps(
-                                _mm512_cvtepi32_ps(sum),
-                                _mm512_set1_ps(256.0),
-                                _mm512_cvtepi32_ps(last),
-                            )
-                        } else {
-                            sum = _mm512_dpbusd_epi32(_mm512_slli_epi32::<8>(sum), even[r], d0);
-                            if nibbles {
-                                sum = _mm512_dpbusd_epi32(sum, odd[r], o0);
+                        // Three digits of 4 products of 255 do not fit: two, then one.
+                        let apart = BITS == 8 && DIGITS == 3;
+                        let together = if apart { 2 } else { DIGITS };
+                        let mut sum = zero;
+                        for i in 0..together {
+                            if i > 0 {
+                                sum = _mm512_slli_epi32::<8>(sum);
                             }
-                            _mm512_cvtepi32_ps(sum)
-                        };
+                            sum = _mm512_dpbusd_epi32(sum, even[r], x_even[i]);
+                            if nibbles {
+                                sum = _mm512_dpbusd_epi32(sum, odd[r], x_odd[i]);
+                            }
+                        }
+                        let mut value = _mm512_cvtepi32_ps(sum);
+                        if apart {
+                            let last = _mm512_dpbusd_epi32(zero, even[r], x_even[DIGITS - 1]);
+                            let last = _mm512_cvtepi32_ps(last);
+                            value = _mm512_fmadd_ps(value, _mm512_set1_ps(256.0), last);
+                        }
                         let scale = _mm512_mul_ps(lane_scales[r], x_scale);
                         acc[r][m] = _mm512_fmadd_ps(value, scale, acc[r][m]);
                     }

@@ -1,11 +1,13 @@
 """The small Gemma4 checkpoints of make_model_golden.py: each switch of the text models in at least one.
 
 Not in mlx-lm 0.31.3: the names `gemma4_unified`, `gemma4_unified_text` and `gemma4_text`'s own projections
-of layers that share keys and values. Its `gemma4` and `gemma4_text` compute the former (`reference`), and
-the latter are written to the file after it has been read (`unread`); later versions and mlx-vlm drop them.
+of layers that share keys and values. Its `gemma4` and `gemma4_text` compute the former (`SAME`), and the
+latter are written to the file after it has been read (`unread`); later versions and mlx-vlm drop them.
 """
 
 import mlx.core as mx
+
+from quantized_checkpoints import affine, layers
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -78,7 +80,7 @@ def whole(model_type="gemma4", **changes):
     )
 
 
-def published(weights):
+def published(weights, _config):
     """The names and shapes of the weights as they are first published, for transformers."""
     out = {}
     for name, value in weights.items():
@@ -95,11 +97,13 @@ def published(weights):
 
 GROUP_32 = dict(group_size=32, bits=4)
 # In the order of a mixed conversion: sensitive layers with more bits, one left alone.
-MIXED = {
-    "language_model.model.embed_tokens": dict(group_size=32, bits=8, mode="affine"),
-    "language_model.model.layers.1.mlp.down_proj": dict(group_size=64, bits=6, mode="affine"),
-    "language_model.model.layers.2.self_attn.v_proj": False,
-}
+MIXED = layers(
+    {
+        "model.embed_tokens": affine(8, 32),
+        "layers.1.mlp.down_proj": affine(6, 64),
+        "layers.2.self_attn.v_proj": False,
+    }
+)
 TOWERS = {
     "model.vision_tower.patch_embedder.input_proj.weight": (32, 12),
     "model.embed_vision.embedding_projection.weight": (32, 32),
@@ -129,10 +133,10 @@ CHECKPOINTS = {
         dict(quantize=GROUP_32, extra={"vision_tower.patch_embedder.input_proj.weight": (32, 12)}),
     ),
     "gemma4-small-bf16": (whole(**SMALL), dict(dtype=mx.bfloat16)),
-    "gemma4-large": (whole(**LARGE, final_logit_softcapping=None), dict(rename=published, extra=TOWERS)),
+    "gemma4-large": (whole(**LARGE, final_logit_softcapping=None), dict(layout=published, extra=TOWERS)),
     "gemma4-large-4bit": (whole(**LARGE, **WIDE), dict(dtype=mx.bfloat16, quantize=GROUP_32)),
     "gemma4-mixed-bits": (whole(**WIDE, **EXPERTS), dict(quantize=GROUP_32, predicate=MIXED)),
-    "gemma4-experts": (whole(**LARGE, **EXPERTS), dict(rename=published)),
+    "gemma4-experts": (whole(**LARGE, **EXPERTS), dict(layout=published)),
     "gemma4-experts-4bit": (
         whole(**{**LARGE, **WIDE, **EXPERTS, "moe_intermediate_size": 32}),
         dict(quantize=GROUP_32),
@@ -140,13 +144,12 @@ CHECKPOINTS = {
     "gemma4-unified": (
         whole("gemma4_unified", **LARGE, layer_types=None, sliding_window_pattern=3),
         dict(
-            reference="gemma4",
             unread={"vision_embedder.patch_dense.weight": (32, 48), "embed_audio.embedding_projection.weight": (32, 40)},
         ),
     ),
     "gemma4-unified-text": (
         text(model_type="gemma4_unified_text", **LARGE),
-        dict(reference="gemma4_text", unread={"lm_head.weight": (130, 32)}),
+        dict(unread={"lm_head.weight": (130, 32)}),
     ),
     # Everything that has a default, with heads of 256 and 512.
     "gemma4-config-minimal": (
@@ -167,3 +170,6 @@ CHECKPOINTS = {
     ),
 }
 CHECKPOINTS = {name: (config, {"gains": GAINS, **options}) for name, (config, options) in CHECKPOINTS.items()}
+
+# The same models under names that mlx-lm does not know.
+SAME = {"gemma4_unified": "gemma4", "gemma4_unified_text": "gemma4_text"}

@@ -29,6 +29,7 @@ from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from mlx_lm.models.cache import ArraysCache, BatchKVCache, BatchRotatingKVCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.utils import _get_classes, load_model, quantize_model
 
+import checkpoints_gemma4
 import qwen_checkpoints
 from goldens import ROOT, save_tensors
 from quantized_checkpoints import (
@@ -95,9 +96,11 @@ def minimal(config, *more):
     return {key: config[key] for key in (*BARE, *more)}
 
 
-# name: (config, options). Options: dtype, quantize (arguments of quantize_model), predicate (which layers
-# and how), fp8 (how the weights' scales lie), shards, extra (tensors that loading must drop), omit (tensors
-# left out of the file), layout (see qwen_checkpoints.py). Those of quantized_checkpoints.py come on top.
+# name: (config, options). Options of the model: dtype, quantize (arguments of quantize_model), predicate (which
+# layers and how), fp8 (how the weights' scales lie), gains (factors of the weights whose names end so), prefix
+# (taken off a name before its weight is drawn). Options of the file: shards, layout (gives the tensors the names
+# and shapes of another program), extra (tensors that loading must drop, with their shapes), unread (the same,
+# which this version of mlx-lm would not drop), omit (tensors left out).
 CHECKPOINTS = {
     "llama-f32": ({**MAIN, **LLAMA}, {}),
     "llama-bf16": ({**MAIN, **LLAMA}, dict(dtype=mx.bfloat16)),
@@ -157,11 +160,11 @@ CHECKPOINTS = {
     "llama-extra-keys": (
         {**SMALL, **LLAMA, "tie_word_embeddings": True},
         dict(
-            extra=(
-                "lm_head.weight",
-                "model.layers.0.self_attn.rotary_emb.inv_freq",
-                "model.layers.1.self_attn.rotary_emb.inv_freq",
-            )
+            extra={
+                "lm_head.weight": (64, 32),
+                "model.layers.0.self_attn.rotary_emb.inv_freq": (8,),
+                "model.layers.1.self_attn.rotary_emb.inv_freq": (8,),
+            }
         ),
     ),
     "llama-config-minimal": (minimal({**SMALL, **LLAMA}), {}),
@@ -216,14 +219,15 @@ CHECKPOINTS = {
     "qwen3-bf16": ({**MAIN, **QWEN3}, dict(dtype=mx.bfloat16)),
     "qwen3-tied-4bit": ({**WIDE, **QWEN3, "tie_word_embeddings": True}, dict(quantize=dict(group_size=32, bits=4))),
     **qwen_checkpoints.CHECKPOINTS,
+    **checkpoints_gemma4.CHECKPOINTS,
+    **quantized_checkpoints(MAIN, LLAMA, QWEN3),
 }
-
-CHECKPOINTS |= quantized_checkpoints(MAIN, LLAMA, QWEN3)
+# What mlx-lm knows under other names.
+SAME = qwen_checkpoints.SAME | checkpoints_gemma4.SAME
 
 
 def random_weight(name, shape):
     """A weight whose scale keeps activations near 1 and logits a few units wide; seeded by its name."""
-    name = name.removeprefix("language_model.")
     rng = np.random.default_rng(zlib.crc32(f"{name} {shape}".encode()))
     noise = rng.standard_normal(shape)
     special = qwen_checkpoints.delta_parameter(name, rng, shape)
@@ -233,22 +237,22 @@ def random_weight(name, shape):
         noise *= 0.3
     elif len(shape) == 1:
         noise = 1.0 + 0.3 * noise
-    elif name == "lm_head.weight":
+    elif name.endswith("lm_head.weight"):
         noise *= 3.0 / shape[1] ** 0.5
-    elif name == "model.embed_tokens.weight":
+    elif name.endswith("model.embed_tokens.weight"):
         noise *= 0.4
     else:
-        noise *= 1.5 / shape[-1 if "switch_mlp" in name else 1] ** 0.5
+        noise *= 1.5 / shape[-1 if ".switch_" in name else 1] ** 0.5
     return mx.array(noise.astype(np.float32))
 
 
 def classes(config):
     """mlx-lm's classes for a config, some of whose names it does not know."""
     kind = config["model_type"]
-    return _get_classes({**config, "model_type": qwen_checkpoints.SAME.get(kind, kind)})
+    return _get_classes({**config, "model_type": SAME.get(kind, kind)})
 
 
-def build(config, dtype=mx.float32, quantize=None, predicate=None, fp8=None):
+def build(config, dtype=mx.float32, quantize=None, predicate=None, fp8=None, gains=None, prefix=""):
     """mlx-lm's model for `config` with random weights, the config as it is saved, and the 8-bit weights."""
     model_class, args_class = classes(config)
     model = model_class(args_class.from_dict(copy.deepcopy(config)))
@@ -258,10 +262,13 @@ def build(config, dtype=mx.float32, quantize=None, predicate=None, fp8=None):
         if not name.rsplit(".", 1)[-1].startswith("_")
     }
     keeps = getattr(model, "cast_predicate", None) or (lambda _: True)
-    weights = [
-        (name, random_weight(name, shape).astype(dtype if keeps(name) else mx.float32))
-        for name, shape in sorted(shapes.items())
-    ]
+
+    def weight(name, shape):
+        gain = next((gain for ending, gain in (gains or {}).items() if name.endswith(ending)), 1.0)
+        value = gain * random_weight(name.removeprefix(prefix), shape)
+        return value.astype(dtype if keeps(name) else mx.float32)
+
+    weights = [(name, weight(name, shape)) for name, shape in sorted(shapes.items())]
     model.update(tree_unflatten(weights))
     stored = None
     if fp8 is not None:
@@ -270,22 +277,21 @@ def build(config, dtype=mx.float32, quantize=None, predicate=None, fp8=None):
     if quantize is not None:
         choose = predicate and predicate(model)
         model, config = quantize_model(model, config, quant_predicate=choose, **quantize)
-        note_dense_layers(model, config)
+        if choose is not None:
+            note_dense_layers(model, config, choose)
     return model, config, stored
 
 
-def save(folder, model, config, shards=1, extra=(), omit=(), stored=None, layout=None):
+def save(folder, model, config, shards=1, extra=None, omit=(), stored=None, layout=None):
     """Writes the MLX directory: config.json, the shards, and an index when there are several."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*"):
         old.unlink()
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     weights = {name: value for name, value in tree_flatten(model.parameters()) if name not in omit}
-    for name in extra:
-        weights[name] = random_weight(
-            name, (config["head_dim"] // 2,) if "inv_freq" in name else (config["vocab_size"], config["hidden_size"])
-        )
-    weights = qwen_checkpoints.stored(weights, config, layout, random_weight)
+    if layout is not None:
+        weights = layout(weights, config)
+    weights |= {name: random_weight(name, shape) for name, shape in (extra or {}).items()}
     names = sorted(weights)
     if stored is not None:
         save_fp8(folder / "model.safetensors", weights | stored)
@@ -396,13 +402,15 @@ def make(name):
     config, options = CHECKPOINTS[name]
     config = {key: value for key, value in config.items() if not (key == "head_dim" and value is None)}
     options = dict(options)
+    unread = options.pop("unread", None)
     filing = {key: options.pop(key) for key in ("shards", "extra", "omit", "layout") if key in options}
-    model, config, stored = build(config, **options)
+    built, config, stored = build(config, **options)
     folder = DATA / name
-    save(folder, model, config, stored=stored, **filing)
-    if stored is None:
-        # mlx-lm's Llama and Qwen3 do not read 8-bit floats; the model has their values already.
-        model, _ = load_model(folder, get_model_classes=classes)
+    save(folder, built, config, stored=stored, **filing)
+    # mlx-lm's Llama and Qwen3 do not read 8-bit floats; the model has their values already.
+    model = built if stored is not None else load_model(folder, get_model_classes=classes)[0]
+    if unread is not None:
+        save(folder, built, config, **filing | {"extra": filing.get("extra", {}) | unread})
     vocabulary = config.get("text_config", config)["vocab_size"]
     values = expected(name, model, vocabulary, options.get("dtype", mx.float32))
     save_tensors(folder / "expected.safetensors", values)

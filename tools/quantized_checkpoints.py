@@ -58,10 +58,10 @@ def recipe(name):
     return lambda model: mixed_quant_predicate_builder(name, model, None)
 
 
-def note_dense_layers(model, config):
+def note_dense_layers(model, config, predicate):
     """Marks what the predicate has left alone, as converters do."""
     for path, module in model.named_modules():
-        if hasattr(module, "to_quantized"):
+        if hasattr(module, "to_quantized") and predicate(path, module) is False:
             config["quantization"][path] = False
 
 

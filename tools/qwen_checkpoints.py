@@ -1,12 +1,8 @@
 """Small checkpoints of the Qwen families with experts or gated delta layers, for make_model_golden.py.
 
-An entry is (config, options), as there. Of the options `layout` is this file's: how the tensors are stored.
-
-  None    as mlx-lm saves them
-  "hf"    as Hugging Face publishes them: conv1d [C, 1, K], norms as w where the model uses 1 + w, one
-          tensor per expert (or gate and up of all experts in one), tensors of the MTP head and of the
-          vision tower, and their prefixes
-  "mlx-vlm"  mlx-lm's tensors with those of a vision tower beside them
+An entry is (config, options), as there. Tensors are stored as mlx-lm saves them, or as Hugging Face publishes
+them: conv1d [C, 1, K], norms as w where the model uses 1 + w, one tensor per expert (or gate and up of all
+experts in one), tensors of the MTP head and of the vision tower, and their prefixes.
 """
 
 import mlx.core as mx
@@ -94,54 +90,6 @@ def multimodal(text, **more):
     }
 
 
-CHECKPOINTS = {
-    "qwen3_moe-f32": ({**QWEN3_MOE, "mlp_only_layers": [1]}, {}),
-    "qwen3_moe-sparse-step": (
-        {
-            **QWEN3_MOE,
-            "decoder_sparse_step": 2,
-            "norm_topk_prob": False,
-            "num_experts_per_tok": 3,
-            "tie_word_embeddings": True,
-        },
-        {},
-    ),
-    "qwen3_moe-hf": ({**QWEN3_MOE, "num_hidden_layers": 2}, dict(layout="hf")),
-    "qwen3_moe-4bit": ({**QWEN3_MOE, **WIDE, "num_hidden_layers": 2}, dict(quantize=Q4)),
-    # Quantized: dense experts are for f32 alone on MLX's CPU.
-    "qwen3_moe-4bit-bf16": (
-        {**QWEN3_MOE, **WIDE, "num_hidden_layers": 2, "mlp_only_layers": [0]},
-        dict(dtype=mx.bfloat16, quantize=Q4),
-    ),
-    "qwen3_next-f32": ({**QWEN3_NEXT, "mlp_only_layers": [1]}, {}),
-    "qwen3_next-hf": (
-        {**QWEN3_NEXT, "num_hidden_layers": 2, "linear_num_value_heads": 2, "linear_value_head_dim": 24},
-        dict(layout="hf"),
-    ),
-    "qwen3_next-4bit": ({**QWEN3_NEXT, **WIDE, "norm_topk_prob": False}, dict(quantize=Q4)),
-    "qwen3_5-f32": (
-        multimodal(TEXT, num_hidden_layers=4, full_attention_interval=4, intermediate_size=20),
-        dict(layout="mlx-vlm"),
-    ),
-    "qwen3_5-bf16": (multimodal(TEXT), dict(dtype=mx.bfloat16)),
-    "qwen3_5-hf": (multimodal(TEXT, tie_word_embeddings=True), dict(layout="hf")),
-    "qwen3_5-4bit": (multimodal(TEXT, **WIDE, tie_word_embeddings=True), dict(quantize=Q4)),
-    "qwen3_5-text": (
-        {**TEXT, "architectures": ["Qwen3_5ForCausalLM"], "num_hidden_layers": 2, "linear_num_value_heads": 6},
-        dict(layout="hf"),
-    ),
-    "qwen3_5_moe-f32": (multimodal(TEXT_MOE, num_hidden_layers=2), {}),
-    "qwen3_5_moe-hf": (multimodal(TEXT_MOE, num_hidden_layers=2), dict(layout="hf")),
-    "qwen3_5_moe-4bit": (multimodal(TEXT_MOE, **WIDE), dict(quantize=Q4)),
-    "qwen3_5_moe-text": (
-        {**TEXT_MOE, "architectures": ["Qwen3_5MoeForCausalLM"], "num_hidden_layers": 2, "num_experts_per_tok": 4},
-        dict(layout="hf"),
-    ),
-}
-
-# The text models under their own names are what mlx-lm knows by the names of the whole ones.
-SAME = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
-
 # Norms that are used as 1 + w in Hugging Face's models.
 SHIFTED = (
     "input_layernorm.weight",
@@ -159,21 +107,13 @@ def delta_parameter(name, rng, shape):
     return np.log(rng.uniform(0.02, 4.0, shape))
 
 
-def stored(weights, config, layout, random_weight):
-    """The tensors as `layout` has them in the file, from mlx-lm's names."""
-    if layout is None:
-        return weights
-    more = {}
-    if layout == "mlx-vlm":
-        more = {"vision_tower.patch_embed.proj.weight": (8, 2, 4, 4, 3), "vision_tower.blocks.0.norm1.weight": (8,)}
-        return weights | {name: random_weight(name, shape) for name, shape in more.items()}
-    assert layout == "hf"
+def published(weights, config):
+    """The names and shapes of the weights as Hugging Face publishes them, from mlx-lm's."""
     kind = config["model_type"]
-    delta = kind != "qwen3_moe"
     out = {}
     for original, value in weights.items():
         name = original
-        if delta and name.endswith(SHIFTED):
+        if kind != "qwen3_moe" and name.endswith(SHIFTED):
             value = value - 1.0
         if name.endswith("conv1d.weight"):
             value = value.moveaxis(2, 1)
@@ -191,11 +131,7 @@ def stored(weights, config, layout, random_weight):
         elif "gate_proj" in name:
             both = mx.concatenate([value, weights[original.replace("gate_proj", "up_proj")]], -2)
             out[name.replace("switch_mlp.gate_proj.weight", "experts.gate_up_proj")] = both
-    if delta:
-        more |= {"mtp.fc.weight": (32, 64), "mtp.layers.0.input_layernorm.weight": (32,)}
-    if "text_config" in config:
-        more |= {"model.visual.patch_embed.proj.weight": (8, 3, 2, 4, 4), "model.visual.merger.norm.weight": (8,)}
-    return out | {name: random_weight(name, shape) for name, shape in more.items()}
+    return out
 
 
 def smallest_route_gap(model, prompts):
@@ -219,3 +155,60 @@ def smallest_route_gap(model, prompts):
     for block, gate in routers:
         block.gate = gate
     return min(gaps)
+
+
+MTP = {"mtp.fc.weight": (32, 64), "mtp.layers.0.input_layernorm.weight": (32,)}
+TOWER = {"model.visual.patch_embed.proj.weight": (8, 3, 2, 4, 4), "model.visual.merger.norm.weight": (8,)}
+TOWER_OF_MLX = {"vision_tower.patch_embed.proj.weight": (8, 2, 4, 4, 3), "vision_tower.blocks.0.norm1.weight": (8,)}
+
+CHECKPOINTS = {
+    "qwen3_moe-f32": ({**QWEN3_MOE, "mlp_only_layers": [1]}, {}),
+    "qwen3_moe-sparse-step": (
+        {
+            **QWEN3_MOE,
+            "decoder_sparse_step": 2,
+            "norm_topk_prob": False,
+            "num_experts_per_tok": 3,
+            "tie_word_embeddings": True,
+        },
+        {},
+    ),
+    "qwen3_moe-hf": ({**QWEN3_MOE, "num_hidden_layers": 2}, dict(layout=published)),
+    "qwen3_moe-4bit": ({**QWEN3_MOE, **WIDE, "num_hidden_layers": 2}, dict(quantize=Q4)),
+    # Quantized: dense experts are for f32 alone on MLX's CPU.
+    "qwen3_moe-4bit-bf16": (
+        {**QWEN3_MOE, **WIDE, "num_hidden_layers": 2, "mlp_only_layers": [0]},
+        dict(dtype=mx.bfloat16, quantize=Q4),
+    ),
+    "qwen3_next-f32": ({**QWEN3_NEXT, "mlp_only_layers": [1]}, {}),
+    "qwen3_next-hf": (
+        {**QWEN3_NEXT, "num_hidden_layers": 2, "linear_num_value_heads": 2, "linear_value_head_dim": 24},
+        dict(layout=published, extra=MTP),
+    ),
+    "qwen3_next-4bit": ({**QWEN3_NEXT, **WIDE, "norm_topk_prob": False}, dict(quantize=Q4)),
+    "qwen3_5-f32": (
+        multimodal(TEXT, num_hidden_layers=4, full_attention_interval=4, intermediate_size=20),
+        dict(extra=TOWER_OF_MLX),
+    ),
+    "qwen3_5-bf16": (multimodal(TEXT), dict(dtype=mx.bfloat16)),
+    "qwen3_5-hf": (multimodal(TEXT, tie_word_embeddings=True), dict(layout=published, extra=MTP | TOWER)),
+    "qwen3_5-4bit": (multimodal(TEXT, **WIDE, tie_word_embeddings=True), dict(quantize=Q4)),
+    "qwen3_5-text": (
+        {**TEXT, "architectures": ["Qwen3_5ForCausalLM"], "num_hidden_layers": 2, "linear_num_value_heads": 6},
+        dict(layout=published, extra=MTP),
+    ),
+    "qwen3_5_moe-f32": (multimodal(TEXT_MOE, num_hidden_layers=2), {}),
+    "qwen3_5_moe-hf": (multimodal(TEXT_MOE, num_hidden_layers=2), dict(layout=published, extra=MTP | TOWER)),
+    "qwen3_5_moe-4bit": (multimodal(TEXT_MOE, **WIDE), dict(quantize=Q4)),
+    "qwen3_5_moe-text": (
+        {**TEXT_MOE, "architectures": ["Qwen3_5MoeForCausalLM"], "num_hidden_layers": 2, "num_experts_per_tok": 4},
+        dict(layout=published, extra=MTP),
+    ),
+}
+# The language model of a larger one has the weights that it would have alone.
+CHECKPOINTS = {
+    name: (config, {"prefix": "language_model.", **options}) for name, (config, options) in CHECKPOINTS.items()
+}
+
+# The text models under their own names are what mlx-lm knows by the names of the whole ones.
+SAME = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}

@@ -61,7 +61,7 @@ def recipe(name):
 def note_dense_layers(model, config, predicate):
     """Marks what the predicate has left alone, as converters do."""
     for path, module in model.named_modules():
-        if hasattr(module, "to_quantized") and predicate(path, module) is False:
+        if hasattr(module, "to_quantized") and not predicate(path, module):
             config["quantization"][path] = False
 
 

@@ -4,13 +4,17 @@
 //! * [`ChatTemplate`]: messages to the prompt the model was trained on.
 //! * [`StreamingDetokenizer`]: token ids to text, piece by piece.
 //! * [`StopSequences`]: stop strings in streamed text.
+//! * [`OutputParser`]: streamed text to text, reasoning and tool calls.
 
 mod byte_level;
 mod decoder;
 mod detokenizer;
 mod files;
 mod gguf_vocab;
+mod messages;
+mod output;
 mod pre_tokenizer;
+mod search;
 mod stop;
 mod template;
 mod tokenizer;
@@ -19,6 +23,8 @@ mod vocab_check;
 
 pub use detokenizer::StreamingDetokenizer;
 pub use gguf_vocab::GgufVocab;
+pub use messages::chat_messages;
+pub use output::{Answer, OutputFormat, OutputParser, Part, ToolCall, ToolFormat};
 pub use stop::{StopOutcome, StopSequences};
 pub use template::{ChatRequest, ChatTemplate, LocalTime};
 pub use tokenizer::Tokenizer;

@@ -1,6 +1,6 @@
 //! Stop strings, found in streamed text.
 
-use std::collections::VecDeque;
+use super::search::Search;
 
 /// Finds stop strings in text that arrives in pieces.
 ///
@@ -8,29 +8,10 @@ use std::collections::VecDeque;
 /// is found wherever the borders of the pieces lie. Of several stop strings, the one that ends
 /// first in the text counts; of those that end at the same place, the longest. So the result
 /// depends on the text alone, not on how it was cut.
-///
-/// It is an Aho-Corasick automaton over the bytes: one step a byte, however many stop strings
-/// there are. A match always lies on character borders, because UTF-8 sequences cannot match
-/// in the middle of a character.
 #[derive(Debug, Clone)]
 pub struct StopSequences {
-    nodes: Vec<Node>,
-    stops: Vec<String>,
-    state: usize,
-    held: String,
+    search: Search,
     stopped: bool,
-}
-
-#[derive(Debug, Clone, Default)]
-struct Node {
-    // Few stop strings share a prefix, so a list searched from the front does.
-    children: Vec<(u8, usize)>,
-    /// The node of the longest proper suffix that is also a prefix of a stop string.
-    fallback: usize,
-    /// How many bytes lead to this node: what must be held back in this state.
-    depth: usize,
-    /// The longest stop string that ends here.
-    stop: Option<usize>,
 }
 
 /// What a piece of text turned out to be.
@@ -47,52 +28,15 @@ pub struct StopOutcome {
 impl StopSequences {
     /// A search for `stops`. Empty strings are never found.
     pub fn new<S: AsRef<str>>(stops: &[S]) -> Self {
-        let mut nodes = vec![Node::default()];
-        for (index, stop) in stops.iter().enumerate() {
-            let mut at = 0;
-            for &byte in stop.as_ref().as_bytes() {
-                at = match child(&nodes[at], byte) {
-                    Some(next) => next,
-                    None => {
-                        let depth = nodes[at].depth + 1;
-                        nodes.push(Node {
-                            depth,
-                            ..Node::default()
-                        });
-                        let next = nodes.len() - 1;
-                        nodes[at].children.push((byte, next));
-                        next
-                    }
-                };
-            }
-            if at != 0 {
-                nodes[at].stop.get_or_insert(index);
-            }
-        }
-        let mut queue: VecDeque<usize> = nodes[0].children.iter().map(|&(_, node)| node).collect();
-        while let Some(at) = queue.pop_front() {
-            for (byte, node) in nodes[at].children.clone() {
-                let fallback = step(&nodes, nodes[at].fallback, byte);
-                nodes[node].fallback = fallback;
-                if nodes[node].stop.is_none() {
-                    nodes[node].stop = nodes[fallback].stop;
-                }
-                queue.push_back(node);
-            }
-        }
-        let stops = stops.iter().map(|stop| stop.as_ref().to_owned()).collect();
         Self {
-            nodes,
-            stops,
-            state: 0,
-            held: String::new(),
+            search: Search::new(stops),
             stopped: false,
         }
     }
 
     /// Whether there is nothing to search for.
     pub fn is_empty(&self) -> bool {
-        self.nodes.len() == 1
+        self.search.is_empty()
     }
 
     /// Takes the next piece of text and returns what is output for certain by now.
@@ -104,52 +48,18 @@ impl StopSequences {
                 stop: None,
             };
         }
-        let before = self.held.len();
-        self.held.push_str(piece);
-        for (offset, byte) in piece.bytes().enumerate() {
-            self.state = step(&self.nodes, self.state, byte);
-            if let Some(stop) = self.nodes[self.state].stop {
-                let end = before + offset + 1;
-                self.held.truncate(end - self.stops[stop].len());
-                self.stopped = true;
-                return StopOutcome {
-                    text: std::mem::take(&mut self.held),
-                    stop: Some(stop),
-                };
-            }
-        }
-        let certain = self.held.len() - self.nodes[self.state].depth;
-        let kept = self.held.split_off(certain);
+        let outcome = self.search.push(piece);
+        self.stopped = outcome.found.is_some();
         StopOutcome {
-            text: std::mem::replace(&mut self.held, kept),
-            stop: None,
+            text: outcome.text,
+            stop: outcome.found,
         }
     }
 
     /// Ends the text: returns what was held back. A new text can begin afterwards.
     pub fn finish(&mut self) -> String {
-        self.state = 0;
         self.stopped = false;
-        std::mem::take(&mut self.held)
-    }
-}
-
-fn child(node: &Node, byte: u8) -> Option<usize> {
-    node.children
-        .iter()
-        .find(|(label, _)| *label == byte)
-        .map(|&(_, next)| next)
-}
-
-fn step(nodes: &[Node], mut at: usize, byte: u8) -> usize {
-    loop {
-        if let Some(next) = child(&nodes[at], byte) {
-            return next;
-        }
-        if at == 0 {
-            return 0;
-        }
-        at = nodes[at].fallback;
+        self.search.finish()
     }
 }
 

@@ -45,6 +45,44 @@ fn wrong_flags_are_usage_errors() {
         ),
         (&["convert", "--model", model], "--out"),
         (
+            &[
+                "convert",
+                "--model",
+                model,
+                "--out",
+                "never-made",
+                "--mode",
+                "int4",
+            ],
+            "mxfp4",
+        ),
+        (
+            &[
+                "convert",
+                "--model",
+                model,
+                "--out",
+                "never-made",
+                "--bits",
+                "7",
+            ],
+            "bits: expected 2, 3, 4, 5, 6 or 8 for affine, found 7",
+        ),
+        (
+            &[
+                "convert",
+                "--model",
+                model,
+                "--out",
+                "never-made",
+                "--mode",
+                "nvfp4",
+                "--recipe",
+                "mixed_2_6",
+            ],
+            "mode: expected affine",
+        ),
+        (
             &["bench", "--model", model, "--gen-tokens", "0"],
             "--gen-tokens",
         ),
@@ -199,17 +237,6 @@ fn a_missing_tokenizer_is_named() {
     let (error, hint) = fails(mlex(["score", "--text", "hi", "--model"]).arg(dir.path()));
     assert!(error.ends_with("missing tokenizer.json"), "{error}");
     assert!(hint.contains("copy tokenizer.json"), "{hint}");
-}
-
-#[test]
-fn convert_takes_no_directory_and_overwrites_nothing() {
-    let out = tempfile::tempdir().unwrap();
-    let target = out.path().join("made");
-    let mut command = mlex(["convert", "--model"]);
-    let (error, hint) = fails(command.arg(small("llama-f32")).arg("--out").arg(&target));
-    assert!(error.contains("a model directory as the source"), "{error}");
-    assert!(hint.contains("only GGUF files"), "{hint}");
-    assert!(!target.exists());
 }
 
 #[test]

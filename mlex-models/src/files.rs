@@ -112,6 +112,20 @@ impl ModelFiles {
         }
     }
 
+    /// The licence that a GGUF file names.
+    ///
+    /// # Errors
+    /// When it is no text.
+    pub(crate) fn gguf_licence(&self) -> Result<Option<String>> {
+        match &self.kind {
+            Kind::Directory => Ok(None),
+            Kind::Gguf(file) => {
+                let licence: Option<&str> = file.get("general.license")?;
+                Ok(licence.map(str::to_owned))
+            }
+        }
+    }
+
     /// The chat template, where the model has one.
     ///
     /// # Errors

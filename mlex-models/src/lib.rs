@@ -21,9 +21,9 @@ mod registry;
 pub mod text;
 
 pub use config::ModelConfig;
-pub use convert::{ConvertOptions, convert};
+pub use convert::{ConvertOptions, Converted, LayoutSettings, Quantize, Recipe, convert};
 pub use error::{Error, ErrorKind, Result, ResultExt};
 pub use files::{ModelFiles, Tensors, total_bytes};
-pub use load::{LoadProgress, LoadedModel, load};
+pub use load::{LoadProgress, LoadedModel, Outline, load, outline};
 pub use model::{Input, Model, ModelInfo};
 pub use registry::{build, model_types};

@@ -1,7 +1,7 @@
 //! From files to a model in memory.
 
 use mlex_core::Dtype;
-use mlex_nn::Weights;
+use mlex_nn::{Taken, Weights};
 
 use crate::config::ModelConfig;
 use crate::files::{ModelFiles, total_bytes};
@@ -79,5 +79,42 @@ pub fn load(
         config,
         model,
         file_bytes,
+    })
+}
+
+/// A model as its files describe it, none of its weights read.
+pub struct Outline {
+    /// The configuration.
+    pub config: ModelConfig,
+    /// The model, with zeros for weights: it can say what it is, not compute.
+    pub model: Box<dyn Model>,
+    /// What it takes of the checkpoint.
+    pub taken: Taken,
+}
+
+impl std::fmt::Debug for Outline {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Outline")
+            .field("info", self.model.info())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Looks at the headers of `files`, and checks them as loading would.
+///
+/// # Errors
+/// When a file, a field of the config or a tensor is missing or wrong; the error names it.
+pub fn outline(files: &ModelFiles) -> Result<Outline> {
+    let config = files.config()?;
+    let build = || {
+        let weights = Weights::new(files.tensors()?, config.quantization()?).recording();
+        let model = registry::build(&config, &weights)?;
+        Ok((model, weights.taken()))
+    };
+    let (model, taken) = build().map_err(|error: Error| files.locate(error))?;
+    Ok(Outline {
+        config,
+        model,
+        taken,
     })
 }

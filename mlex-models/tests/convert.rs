@@ -1,4 +1,5 @@
-//! GGUF files to MLX directories: the same tensors, config, tokens and template.
+//! GGUF files to MLX directories: the same tensors, config, tokens and template; and what every
+//! conversion has in common. `convert_mlx.rs` has what becomes of the tensors.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -9,7 +10,10 @@ use common::{Copy, data, message};
 use mlex_core::io::{SafetensorsFile, StoredDtype};
 use mlex_core::{Array, Dtype};
 use mlex_models::text::ChatRequest;
-use mlex_models::{ConvertOptions, ErrorKind, Input, LoadedModel, ModelFiles, convert, load};
+use mlex_models::{
+    ConvertOptions, ErrorKind, Input, LayoutSettings, LoadedModel, ModelFiles, Quantize, Recipe,
+    convert, load,
+};
 use serde_json::{Value, json};
 
 fn gguf(name: &str) -> ModelFiles {
@@ -26,7 +30,7 @@ impl Converted {
     fn of(name: &str, options: ConvertOptions) -> Self {
         let parent = tempfile::tempdir().unwrap();
         let out = parent.path().join("out");
-        convert(&gguf(name), &out, options, |_| true).unwrap();
+        convert(&gguf(name), &out, &options, |_| true).unwrap();
         let files = ModelFiles::open(out).unwrap();
         Self { parent, files }
     }
@@ -81,6 +85,7 @@ fn the_directory_gives_the_same_logits_text_and_prompts() {
         assert_eq!(
             entries(after.path()),
             [
+                "README.md",
                 "chat_template.jinja",
                 "config.json",
                 "model.safetensors",
@@ -133,10 +138,13 @@ fn the_directory_gives_the_same_logits_text_and_prompts() {
 fn the_config_is_what_the_metadata_say() {
     for name in NAMES {
         let converted = Converted::of(name, ConvertOptions::default());
-        let config = gguf(name).config().unwrap();
+        let mut config = gguf(name).config().unwrap().json().clone();
+        if let Some(section) = config.get("quantization").cloned() {
+            config.insert("quantization_config".into(), section);
+        }
         assert_eq!(
             converted.json("config.json"),
-            Value::Object(config.json().clone()),
+            Value::Object(config),
             "{name}"
         );
     }
@@ -191,7 +199,7 @@ fn progress_counts_up_to_all_bytes() {
     convert(
         &gguf("llama"),
         &out,
-        ConvertOptions::default(),
+        &ConvertOptions::default(),
         |progress| {
             seen.push(progress);
             true
@@ -202,13 +210,17 @@ fn progress_counts_up_to_all_bytes() {
     assert_eq!(last.loaded, last.total);
     assert!(seen.is_sorted_by_key(|progress| progress.loaded));
     let tensors = SafetensorsFile::open(out.join("model.safetensors")).unwrap();
-    assert_eq!(seen.len(), tensors.names().len());
+    let bytes = tensors
+        .names()
+        .map(|name| tensors.bytes(name).unwrap().len() as u64);
+    assert_eq!(last.total, bytes.sum::<u64>());
+    assert!(seen.len() >= tensors.names().len());
 }
 
 /// The message of a conversion that is refused, and which leaves `parent` as it was.
 fn refused(files: &ModelFiles, out: &Path, options: ConvertOptions, parent: &Path) -> String {
     let before = entries(parent);
-    let error = convert(files, out, options, |_| true).unwrap_err();
+    let error = convert(files, out, &options, |_| true).unwrap_err();
     assert_eq!(entries(parent), before);
     message(&error, parent)
 }
@@ -243,18 +255,6 @@ fn nothing_that_exists_is_overwritten() {
 fn what_cannot_be_converted_is_refused_before_anything_is_written() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
-    let directory = Copy::of("llama-f32");
-    let error = convert(
-        &ModelFiles::open(directory.path()).unwrap(),
-        &out,
-        ConvertOptions::default(),
-        |_| true,
-    )
-    .unwrap_err();
-    assert_eq!(
-        message(&error, directory.path()),
-        "M: convert: a model directory as the source is not supported"
-    );
     let options = ConvertOptions::default().with_dtype(Some(Dtype::Uint8));
     assert_eq!(
         refused(&gguf("llama"), &out, options, dir.path()),
@@ -289,7 +289,7 @@ fn a_cancelled_conversion_leaves_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let mut count = 0;
         let out = dir.path().join("out");
-        let error = convert(&gguf("llama"), &out, ConvertOptions::default(), |_| {
+        let error = convert(&gguf("llama"), &out, &ConvertOptions::default(), |_| {
             count += 1;
             count < stop_after
         })
@@ -298,4 +298,249 @@ fn a_cancelled_conversion_leaves_nothing() {
         assert_eq!(count, stop_after);
         assert!(entries(dir.path()).is_empty());
     }
+}
+
+/// A converted copy of a checkpoint, in a folder of its own.
+fn converted(model: &Copy, options: &ConvertOptions) -> (tempfile::TempDir, ModelFiles) {
+    let parent = tempfile::tempdir().unwrap();
+    let out = parent.path().join("out");
+    let source = ModelFiles::open(model.path()).unwrap();
+    convert(&source, &out, options, |_| true).unwrap();
+    (parent, ModelFiles::open(out).unwrap())
+}
+
+fn quantize(bits: i32, group_size: i32) -> Option<Quantize> {
+    let settings = LayoutSettings {
+        bits: Some(bits),
+        group_size: Some(group_size),
+        mode: None,
+    };
+    Some(Quantize::new(settings, None).unwrap())
+}
+
+#[test]
+fn what_lies_beside_the_weights_comes_along() {
+    let model = Copy::of("llama-bf16").with_tokenizer(130);
+    model
+        .write("tokenizer_config.json", "{\"a\": 1}")
+        .write(
+            "generation_config.json",
+            "{\"eos_token_id\": [2, 129], \"temperature\": 0.7}",
+        )
+        .write("chat_template.jinja", "{{ messages }}")
+        .write("LICENSE", "as is")
+        .write("pytorch_model.bin", "old")
+        .write("README.md", "---\nlicense: mit\ntags: [a]\n---\n# Model\n");
+    model.edit("config.json", |config| {
+        config.insert("_name_or_path".into(), json!("/home/me"));
+        config.insert("torch_dtype".into(), json!("bfloat16"));
+    });
+    let options = ConvertOptions::default()
+        .with_dtype(Some(Dtype::Float16))
+        .with_quantize(quantize(4, 32))
+        .with_base_model(Some("org/model".into()));
+    let (_parent, after) = converted(&model, &options);
+    assert_eq!(
+        entries(after.path()),
+        [
+            "LICENSE",
+            "README.md",
+            "chat_template.jinja",
+            "config.json",
+            "generation_config.json",
+            "model.safetensors",
+            "tokenizer.json",
+            "tokenizer_config.json"
+        ]
+    );
+    for name in [
+        "LICENSE",
+        "chat_template.jinja",
+        "generation_config.json",
+        "tokenizer.json",
+    ] {
+        let copied = std::fs::read(after.path().join(name)).unwrap();
+        assert_eq!(copied, model.read(name), "{name}");
+    }
+    let config: Value =
+        serde_json::from_slice(&std::fs::read(after.path().join("config.json")).unwrap()).unwrap();
+    assert_eq!(config["_name_or_path"], Value::Null);
+    assert_eq!(config["torch_dtype"], "float16");
+    let section = json!({"group_size": 32, "bits": 4, "mode": "affine"});
+    assert_eq!(config["quantization"], section);
+    assert_eq!(config["quantization_config"], section);
+    assert_eq!(config["eos_token_id"], json!([2, 129]));
+    let card = std::fs::read_to_string(after.path().join("README.md")).unwrap();
+    let front = "---\nlicense: mit\nlibrary_name: mlx\npipeline_tag: text-generation\n\
+                 base_model: org/model\nbase_model_relation: quantized\ntags:\n- a\n- mlx\n---\n";
+    assert!(card.starts_with(front), "{card}");
+    assert!(card.contains("- 4-bit affine, group 32\n"), "{card}");
+}
+
+#[test]
+fn large_models_come_in_shards_with_an_index() {
+    let model = Copy::of("llama-f32");
+    let options = ConvertOptions::default().with_quantize(quantize(4, 32));
+    let (_whole, whole) = converted(&model, &options);
+    let (_parent, parts) = converted(&model, &options.with_shard_bytes(Some(25_000)));
+    let names = entries(parts.path());
+    let shards: Vec<&String> = names
+        .iter()
+        .filter(|n| n.ends_with(".safetensors"))
+        .collect();
+    assert!(shards.len() > 2, "{names:?}");
+    let index: Value = serde_json::from_slice(
+        &std::fs::read(parts.path().join("model.safetensors.index.json")).unwrap(),
+    )
+    .unwrap();
+    let (mut total, mut count) = (0, 0);
+    for shard in &shards {
+        let file = SafetensorsFile::open(parts.path().join(shard)).unwrap();
+        let bytes = |name| file.bytes(name).unwrap().len() as u64;
+        let in_shard: u64 = file.names().map(bytes).sum();
+        assert!(in_shard <= 25_000, "{shard}");
+        total += in_shard;
+        count += file.names().len();
+        for name in file.names() {
+            assert_eq!(index["weight_map"][name], json!(shard), "{name}");
+            // Each is aligned for its type.
+            let info = file.info(name).unwrap();
+            assert_eq!(info.range.start % info.dtype.size_in_bytes(), 0, "{name}");
+        }
+    }
+    assert_eq!(index["metadata"]["total_size"], total);
+    // 2 layers of 130 x 64 embedding and head, and so on: as `inspect` counts them.
+    let parameters = 2 * 130 * 64 + 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 80 * 64 + 2 * 64) + 64;
+    assert_eq!(index["metadata"]["total_parameters"], parameters);
+    assert_eq!(index["weight_map"].as_object().unwrap().len(), count);
+    assert_eq!(logits(&whole, None), logits(&parts, None));
+}
+
+/// The message of a conversion that is refused, and leaves nothing behind.
+fn refuses(name: &str, options: ConvertOptions) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let source = ModelFiles::open(data(name)).unwrap();
+    refused(&source, &dir.path().join("out"), options, dir.path())
+}
+
+#[test]
+fn options_that_do_not_fit_the_model() {
+    let nothing =
+        "quantize: expected dense layers whose columns the group size divides, found none";
+    let four = || ConvertOptions::default().with_quantize(quantize(4, 32));
+    assert_eq!(refuses("llama-4bit", four()), nothing);
+    assert_eq!(
+        refuses(
+            "llama-f32",
+            ConvertOptions::default().with_quantize(quantize(4, 128))
+        ),
+        nothing
+    );
+    let with = |recipe: Value| {
+        let recipe = Recipe::from_json(recipe.as_object().unwrap()).unwrap();
+        let quantize = Quantize::new(LayoutSettings::default(), Some(recipe)).unwrap();
+        ConvertOptions::default().with_quantize(Some(quantize))
+    };
+    assert_eq!(
+        refuses(
+            "llama-f32",
+            with(json!({"lm_head": false, "*.down_project": {"bits": 8}}))
+        ),
+        "recipe[\"*.down_project\"]: expected a layer that it matches, and no earlier pattern \
+         does, found none"
+    );
+    assert_eq!(
+        refuses("llama-f32", with(json!({"*": 4, "lm_head": 8}))),
+        "recipe[\"lm_head\"]: expected a layer that it matches, and no earlier pattern does, \
+         found none"
+    );
+    assert_eq!(
+        refuses(
+            "llama-f32",
+            with(json!({"*.down_proj": {"group_size": 128}}))
+        ),
+        "recipe[\"*.down_proj\"]: expected a group size that divides the 80 columns of \
+         model.layers.0.mlp.down_proj, found 128"
+    );
+    assert_eq!(
+        refuses("llama-f32", with(json!({"*.down_proj": 7}))),
+        "recipe[\"*.down_proj\"].bits: expected 2, 3, 4, 5, 6 or 8 for affine, found 7"
+    );
+}
+
+#[test]
+fn a_recipe_of_patterns_tells_layers_apart() {
+    let recipe = json!({
+        "bits": 4,
+        "group_size": 32,
+        "model.embed_tokens": {"bits": 8},
+        "*.0.mlp.*": false,
+        "*.v_proj": 6,
+        "*.o_proj": {"mode": "mxfp8"},
+        "lm_head": true,
+    });
+    let recipe = Recipe::from_json(recipe.as_object().unwrap()).unwrap();
+    let quantize = Quantize::new(LayoutSettings::default(), Some(recipe)).unwrap();
+    let options = ConvertOptions::default().with_quantize(Some(quantize));
+    let (_parent, after) = converted(&Copy::of("llama-f32"), &options);
+    let quantization = after.config().unwrap().quantization().unwrap();
+    let tensors = after.tensors().unwrap();
+    let stored = |path: &str| {
+        let scales = tensors.contains_key(&format!("{path}.scales"));
+        let layout = quantization.layout(path).filter(|_| scales);
+        layout.map(|layout| layout.to_string())
+    };
+    for (path, expected) in [
+        ("model.embed_tokens", Some("8-bit affine, group 32")),
+        ("model.layers.0.mlp.up_proj", None),
+        ("model.layers.1.mlp.up_proj", Some("4-bit affine, group 32")),
+        // 80 columns have no groups of 32.
+        ("model.layers.1.mlp.down_proj", None),
+        (
+            "model.layers.0.self_attn.v_proj",
+            Some("6-bit affine, group 32"),
+        ),
+        (
+            "model.layers.1.self_attn.o_proj",
+            Some("8-bit mxfp8, group 32"),
+        ),
+        ("lm_head", Some("4-bit affine, group 32")),
+    ] {
+        assert_eq!(stored(path).as_deref(), expected, "{path}");
+    }
+    load(&after, None, |_| {}).unwrap();
+}
+
+#[test]
+fn eight_bit_floats_become_dense() {
+    let model = Copy::of("fp8-block");
+    let (_parent, after) = converted(&model, &ConvertOptions::default());
+    let config = after.config().unwrap();
+    assert_eq!(config.json().get("quantization_config"), None);
+    let before = ModelFiles::open(model.path()).unwrap();
+    assert_eq!(logits(&before, None), logits(&after, None));
+    let tensors = after.tensors().unwrap();
+    assert!(tensors.keys().all(|name| !name.contains("scale")));
+}
+
+#[test]
+fn tensors_that_the_model_does_not_use_are_left_out() {
+    let model = Copy::of("llama-extra-keys");
+    let parent = tempfile::tempdir().unwrap();
+    let out = parent.path().join("out");
+    let source = ModelFiles::open(model.path()).unwrap();
+    let converted = convert(&source, &out, &ConvertOptions::default(), |_| true).unwrap();
+    let mut left_out = converted.left_out;
+    left_out.sort();
+    assert_eq!(
+        left_out,
+        [
+            "lm_head.weight",
+            "model.layers.0.self_attn.rotary_emb.inv_freq",
+            "model.layers.1.self_attn.rotary_emb.inv_freq",
+        ]
+    );
+    let names: Vec<String> = source.tensors().unwrap().into_keys().collect();
+    let after = ModelFiles::open(out).unwrap().tensors().unwrap();
+    assert_eq!(after.len(), names.len() - 3);
 }

@@ -37,4 +37,4 @@ pub use quant::QuantizationConfig;
 pub use residual::add_normed;
 pub use rope::{Rope, RopeConfig, RopeScaling};
 pub use softcap::softcap;
-pub use weights::{LazyTensor, OnLoad, Weights};
+pub use weights::{LazyTensor, OnLoad, Taken, Weights};

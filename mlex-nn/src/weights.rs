@@ -38,6 +38,18 @@ impl fmt::Debug for LazyTensor {
     }
 }
 
+/// What a model takes of a checkpoint, none of it read: see [`Weights::recording`].
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct Taken {
+    /// The tensors by the names that the model has for them.
+    pub tensors: BTreeMap<String, LazyTensor>,
+    /// The layers whose weight may be quantized, by path, and the layout where it is.
+    pub layers: BTreeMap<String, Option<Quantized>>,
+    /// The names of tensors that the model has [discarded](Weights::discard).
+    pub discarded: Vec<String>,
+}
+
 /// Called with the bytes of each tensor that has been read.
 pub type OnLoad = Box<dyn FnMut(usize)>;
 
@@ -58,6 +70,8 @@ struct State {
     quantization: QuantizationConfig,
     dtype: Option<Dtype>,
     on_load: Option<OnLoad>,
+    /// What was taken, where nothing shall be read.
+    record: Option<Taken>,
 }
 
 impl Weights {
@@ -69,6 +83,7 @@ impl Weights {
             quantization,
             dtype: None,
             on_load: None,
+            record: None,
         };
         Self {
             state: Rc::new(RefCell::new(state)),
@@ -88,6 +103,24 @@ impl Weights {
     pub fn with_progress(self, on_load: OnLoad) -> Self {
         self.state.borrow_mut().on_load = Some(on_load);
         self
+    }
+
+    /// No tensor is read: a model built of these has placeholders, zeros that take no memory,
+    /// and says what it is and what it takes ([`taken`](Self::taken)).
+    #[must_use]
+    pub fn recording(self) -> Self {
+        self.state.borrow_mut().record = Some(Taken::default());
+        self
+    }
+
+    /// What was taken since [`recording`](Self::recording), which begins anew.
+    pub fn taken(&self) -> Taken {
+        let mut state = self.state.borrow_mut();
+        state
+            .record
+            .as_mut()
+            .map(std::mem::take)
+            .unwrap_or_default()
     }
 
     /// The place `name` below this one.
@@ -167,7 +200,7 @@ impl Weights {
         let mut state = self.state.borrow_mut();
         let Some(tensor) = state.tensors.remove(&path) else {
             state.errors.missing.push(path);
-            return placeholder(shape);
+            return placeholder(shape, Dtype::Float32);
         };
         if tensor.shape != shape {
             state.errors.misshapen.push(Misshapen {
@@ -175,7 +208,7 @@ impl Weights {
                 expected: shape.to_vec(),
                 found: tensor.shape,
             });
-            return placeholder(shape);
+            return placeholder(shape, Dtype::Float32);
         }
         if let Some(expected) = refuse(tensor.dtype) {
             state.errors.mistyped.push(Mistyped {
@@ -183,7 +216,14 @@ impl Weights {
                 expected,
                 found: tensor.dtype,
             });
-            return placeholder(shape);
+            return placeholder(shape, Dtype::Float32);
+        }
+        let wanted = state.dtype;
+        if let Some(record) = &mut state.record {
+            let dtype = wanted.filter(|_| tensor.dtype.is_float());
+            let stand_in = placeholder(shape, dtype.unwrap_or(tensor.dtype));
+            record.tensors.insert(path, tensor);
+            return stand_in;
         }
         let mut array = (tensor.load)().map_err(|error| error.with_tensor(&path))?;
         if let Some(dtype) = state.dtype
@@ -217,22 +257,31 @@ impl Weights {
     /// # Errors
     /// When there are scales but the config has no layout for them.
     pub fn quantized(&self) -> Result<Option<Quantized>> {
-        if !self.contains("scales") {
-            return Ok(None);
+        let packed = self.contains("scales");
+        let mut state = self.state.borrow_mut();
+        let layout = state.quantization.layout(&self.prefix).filter(|_| packed);
+        if packed && layout.is_none() {
+            let error = Error::setting("quantization", "a layout for the layer's scales", "none");
+            return Err(error.with_layer(&self.prefix));
         }
-        let layout = self.state.borrow().quantization.layout(&self.prefix);
-        layout.map(Some).ok_or_else(|| {
-            Error::setting("quantization", "a layout for the layer's scales", "none")
-                .with_layer(&self.prefix)
-        })
+        if let Some(record) = &mut state.record {
+            record.layers.insert(self.prefix.clone(), layout);
+        }
+        Ok(layout)
     }
 
     /// Drops the tensors whose full path `matches` says are of no use.
     pub fn discard(&self, matches: impl Fn(&str) -> bool) {
-        self.state
-            .borrow_mut()
-            .tensors
-            .retain(|path, _| !matches(path));
+        let State {
+            tensors, record, ..
+        } = &mut *self.state.borrow_mut();
+        tensors.retain(|path, _| {
+            let keep = !matches(path);
+            if let Some(record) = record.as_mut().filter(|_| !keep) {
+                record.discarded.push(path.clone());
+            }
+            keep
+        });
     }
 
     /// Puts back a tensor that was taken, for another layer that reads a part of it.
@@ -273,9 +322,11 @@ impl Weights {
         }
     }
 
-    /// Whether every tensor that was asked for was there and right so far.
+    /// Whether the arrays are those of the checkpoint: no tensor that was asked for was missing or
+    /// wrong so far, and they are read.
     pub(crate) fn is_complete(&self) -> bool {
-        self.state.borrow().errors.is_empty()
+        let state = self.state.borrow();
+        state.errors.is_empty() && state.record.is_none()
     }
 
     /// Ends the building of a model.
@@ -305,6 +356,6 @@ impl fmt::Debug for Weights {
 }
 
 /// Stands for a tensor that is not there; a lazy node that takes no memory.
-fn placeholder(shape: &[i32]) -> Result<Array> {
-    Ok(Array::zeros(shape, Dtype::Float32)?)
+fn placeholder(shape: &[i32], dtype: Dtype) -> Result<Array> {
+    Ok(Array::zeros(shape, dtype)?)
 }

@@ -1,5 +1,6 @@
 //! `mlex inspect`.
 
+mod abilities;
 mod modules;
 mod report;
 

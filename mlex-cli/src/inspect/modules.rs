@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use mlex_core::{Dtype, Quantized};
-use mlex_models::Tensors;
-use mlex_nn::{LazyTensor, QuantizationConfig};
+use mlex_nn::{LazyTensor, Taken};
 
 /// How a layer's weight is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,13 +19,7 @@ impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Dense(dtype) => write!(f, "{dtype}"),
-            Self::Quantized(Quantized {
-                bits,
-                group_size,
-                mode,
-            }) => {
-                write!(f, "{bits}-bit {mode}, group {group_size}")
-            }
+            Self::Quantized(layout) => write!(f, "{layout}"),
         }
     }
 }
@@ -44,17 +37,13 @@ pub(super) struct Group {
     pub(super) bytes: u64,
 }
 
-/// The groups, ordered by their paths.
-pub(super) fn groups(tensors: &Tensors, quantization: &QuantizationConfig) -> Vec<Group> {
+/// The groups of what a model takes, ordered by their paths.
+pub(super) fn groups(taken: &Taken) -> Vec<Group> {
+    let tensors = &taken.tensors;
     let mut groups: BTreeMap<String, Vec<Group>> = BTreeMap::new();
     for (name, tensor) in tensors {
         let (module, part) = name.rsplit_once('.').unwrap_or((name, ""));
-        let scales = tensors.contains_key(&format!("{module}.scales"));
-        let packed = if scales {
-            quantization.layout(module)
-        } else {
-            None
-        };
+        let packed = taken.layers.get(module).copied().flatten();
         let (path, layout, parameters) = match (part, packed) {
             // Counted with the weight that they scale.
             ("scales" | "biases", Some(_)) => continue,
@@ -132,15 +121,18 @@ mod tests {
             group_size: 32,
             mode: QuantizationMode::Affine,
         };
-        let mut tensors = Tensors::new();
+        let mut taken = Taken::default();
+        let tensors = &mut taken.tensors;
         for layer in ["a.0.q", "a.1.q"] {
+            taken.layers.insert(layer.to_owned(), Some(layout));
             tensors.insert(format!("{layer}.weight"), tensor(&[16, 8], Dtype::Uint32));
             tensors.insert(format!("{layer}.scales"), tensor(&[16, 2], Dtype::Float16));
             tensors.insert(format!("{layer}.biases"), tensor(&[16, 2], Dtype::Float16));
         }
         tensors.insert("a.0.q.bias".to_owned(), tensor(&[16], Dtype::Float16));
         tensors.insert("a.2.q.weight".to_owned(), tensor(&[16, 64], Dtype::Float16));
-        let groups = groups(&tensors, &QuantizationConfig::uniform(layout));
+        taken.layers.insert("a.2.q".to_owned(), None);
+        let groups = groups(&taken);
         let group = |kind: &str, layout, count, parameters, bytes| Group {
             kind: kind.to_owned(),
             layout,

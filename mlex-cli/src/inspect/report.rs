@@ -8,10 +8,10 @@ use anyhow::{Context, Result};
 use indicatif::HumanCount;
 use mlex_core::io::{Checkpoint, GgufFile};
 use mlex_core::{Array, Dtype};
-use mlex_models::{Input, Model, ModelConfig, ModelFiles, ModelInfo, Tensors, build, total_bytes};
-use mlex_nn::{LazyTensor, Weights};
+use mlex_models::{Input, Model, ModelFiles, ModelInfo, Outline, outline, total_bytes};
 use serde_json::{Value, json};
 
+use super::abilities::Abilities;
 use super::modules::{Group, Layout, groups};
 use crate::output::size;
 
@@ -29,7 +29,7 @@ pub(super) struct Report {
     cache: CacheSize,
     /// What reads text: the kind and the number of tokens.
     tokenizer: Option<(String, usize)>,
-    chat_template: bool,
+    abilities: Abilities,
 }
 
 struct CacheSize {
@@ -44,12 +44,7 @@ impl Report {
     /// # Errors
     /// When they do not make a model.
     pub(super) fn of(files: &ModelFiles, context: Option<u32>) -> Result<Self> {
-        let config = files.config()?;
-        let tensors = files.tensors()?;
-        let quantization = config.quantization().map_err(|error| files.locate(error))?;
-        let groups = groups(&tensors, &quantization);
-        let weight_bytes = total_bytes(&tensors);
-        let model = skeleton(&config, tensors).map_err(|error| files.locate(error))?;
+        let Outline { model, taken, .. } = outline(files)?;
         let info = model.info().clone();
         let longest = info
             .max_context
@@ -58,11 +53,11 @@ impl Report {
             context.unwrap_or_else(|| longest.map_or(DEFAULT_CONTEXT, |n| n.min(DEFAULT_CONTEXT)));
         Ok(Self {
             cache: cache_size(&*model, context)?,
-            groups,
+            groups: groups(&taken),
             file_bytes: file_bytes(files)?,
-            weight_bytes,
+            weight_bytes: total_bytes(&taken.tensors),
             tokenizer: tokenizer(files)?,
-            chat_template: files.chat_template()?.is_some(),
+            abilities: Abilities::of(files.chat_template()?.as_ref()),
             info,
         })
     }
@@ -114,6 +109,7 @@ impl Report {
             "vocab_size": info.vocab_size,
             "max_context": info.max_context,
             "inputs": ["text"],
+            "abilities": self.abilities.names(),
             "file_bytes": self.file_bytes,
             "weight_bytes": self.weight_bytes,
             "bits_per_weight": self.bits_per_weight(),
@@ -129,7 +125,7 @@ impl Report {
             "tokenizer": self.tokenizer.as_ref().map(|(kind, size)| {
                 json!({"kind": kind, "vocab_size": size})
             }),
-            "chat_template": self.chat_template,
+            "chat_template": self.abilities.chat,
         })
     }
 
@@ -145,6 +141,10 @@ impl Report {
             .map_or("none".to_owned(), |(kind, size)| {
                 format!("{kind}, {} tokens", count(*size as u64))
             });
+        let abilities = match self.abilities.names() {
+            names if names.is_empty() => "none: no chat template".to_owned(),
+            names => names.join(", "),
+        };
         let rows = [
             ("architecture", info.model_type.clone()),
             ("parameters", count(self.parameters())),
@@ -156,10 +156,7 @@ impl Report {
             ("longest context", context),
             ("takes", "text".to_owned()),
             ("tokenizer", tokenizer),
-            (
-                "chat template",
-                if self.chat_template { "yes" } else { "no" }.to_owned(),
-            ),
+            ("abilities", abilities),
             ("files", size(self.file_bytes)),
             ("memory, weights", size(self.weight_bytes)),
             (
@@ -171,6 +168,7 @@ impl Report {
                     cache.dtype
                 ),
             ),
+            ("memory, both", size(self.weight_bytes + cache.bytes)),
             ("bits per weight", format!("{:.3}", self.bits_per_weight())),
         ];
         let mut out = String::new();
@@ -230,31 +228,6 @@ fn layout_fields(group: &Group) -> serde_json::Map<String, Value> {
     .map(|(key, value)| (key.to_owned(), value))
     .into_iter()
     .collect()
-}
-
-/// The model with zeros for weights: nodes that are never computed and take no memory. It says
-/// what it is, and refuses tensors that do not fit, as the loaded one would.
-fn skeleton(config: &ModelConfig, tensors: Tensors) -> mlex_models::Result<Box<dyn Model>> {
-    let zeros = tensors
-        .into_iter()
-        .map(|(name, LazyTensor { shape, dtype, .. })| {
-            let zeros = {
-                let shape = shape.clone();
-                move || Array::zeros(&shape, dtype)
-            };
-            (
-                name,
-                LazyTensor {
-                    shape,
-                    dtype,
-                    load: Box::new(zeros),
-                },
-            )
-        });
-    build(
-        config,
-        &Weights::new(zeros.collect(), config.quantization()?),
-    )
 }
 
 /// What the cache takes for `context` tokens. A layer with a window needs less in the end.

@@ -20,4 +20,4 @@ pub use safetensors::{SafetensorsFile, TensorInfo};
 pub use stored_dtype::{
     F8_E4M3_VALUES, F8_E5M2_VALUES, StoredDtype, f8_e4m3_to_f32, f8_e5m2_to_f32, f8_e8m0_to_f32,
 };
-pub use writer::{TensorSink, TensorSpec, write_safetensors};
+pub use writer::{TensorSink, TensorSpec, write_safetensors, write_safetensors_in_order};

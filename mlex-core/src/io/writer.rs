@@ -25,7 +25,10 @@ pub struct TensorSpec {
 
 impl TensorSpec {
     /// How many bytes the tensor has.
-    fn byte_len(&self) -> Result<u64> {
+    ///
+    /// # Errors
+    /// When the shape has more than 2^64.
+    pub fn byte_len(&self) -> Result<u64> {
         self.shape
             .iter()
             .try_fold(self.dtype.size_in_bytes() as u64, |bytes, &n| {
@@ -63,12 +66,33 @@ impl Write for TensorSink<'_> {
     }
 }
 
-/// Writes a safetensors file.
+/// Writes a safetensors file, its tensors in the order of the format's own library: larger
+/// element types first, so that every tensor is aligned, then by name. The same tensors and
+/// metadata give the same file.
+///
+/// Otherwise as [`write_safetensors_in_order`].
+///
+/// # Errors
+/// As [`write_safetensors_in_order`].
+pub fn write_safetensors(
+    path: impl AsRef<Path>,
+    tensors: impl IntoIterator<Item = TensorSpec>,
+    metadata: &BTreeMap<String, String>,
+    write_tensor: impl FnMut(&TensorSpec, &mut TensorSink<'_>) -> Result<()>,
+) -> Result<()> {
+    let mut tensors: Vec<_> = tensors.into_iter().collect();
+    tensors.sort_by(|a, b| {
+        let size = |spec: &TensorSpec| spec.dtype.size_in_bytes();
+        size(b).cmp(&size(a)).then_with(|| a.name.cmp(&b.name))
+    });
+    write_safetensors_in_order(path, &tensors, metadata, write_tensor)
+}
+
+/// Writes a safetensors file, its tensors in the order given. A tensor is aligned when those
+/// before it take a multiple of its element's size.
 ///
 /// The header is written first. Then `write_tensor` is called once for every tensor, in the order
-/// of the file, and writes that tensor's bytes, so that one tensor at a time is in memory. The
-/// order is that of the format's own library: larger element types first, so that every tensor is
-/// aligned, then by name. The same tensors and metadata give the same file.
+/// of the file, and writes that tensor's bytes, so that one tensor at a time is in memory.
 ///
 /// The file appears under its name when all of it is on disk; until then, and on an error, what
 /// was there before is untouched. Files that are mapped stay valid.
@@ -77,19 +101,14 @@ impl Write for TensorSink<'_> {
 /// Fails where a name is given twice or is `__metadata__`, where the header would be larger than
 /// readers take, where `write_tensor` fails or writes another number of bytes than the shape has,
 /// and where the system refuses.
-pub fn write_safetensors(
+pub fn write_safetensors_in_order(
     path: impl AsRef<Path>,
-    tensors: impl IntoIterator<Item = TensorSpec>,
+    tensors: &[TensorSpec],
     metadata: &BTreeMap<String, String>,
     mut write_tensor: impl FnMut(&TensorSpec, &mut TensorSink<'_>) -> Result<()>,
 ) -> Result<()> {
     let path = path.as_ref();
-    let mut tensors: Vec<_> = tensors.into_iter().collect();
-    tensors.sort_by(|a, b| {
-        let size = |spec: &TensorSpec| spec.dtype.size_in_bytes();
-        size(b).cmp(&size(a)).then_with(|| a.name.cmp(&b.name))
-    });
-    let header = header(&tensors, metadata).with_path(path)?;
+    let header = header(tensors, metadata).with_path(path)?;
 
     let folder = match path.parent() {
         Some(folder) if folder != Path::new("") => folder,
@@ -99,7 +118,7 @@ pub fn write_safetensors(
     let (file, temporary) = temporary.into_parts();
     let mut out = BufWriter::with_capacity(1 << 20, file);
     out.write_all(&header).with_path(path)?;
-    for spec in &tensors {
+    for spec in tensors {
         let expected = spec.byte_len().with_path(path)?;
         let mut sink = TensorSink {
             out: &mut out,

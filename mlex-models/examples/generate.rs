@@ -12,6 +12,7 @@ use std::io::{Write, stdout};
 
 use mlex_models::Result;
 use mlex_models::generate::{Event, LoadOptions, Prompt, Request, SamplerConfig, Session};
+use mlex_models::text::Part;
 
 const USAGE: &str = "usage: generate MODEL [QUESTION]
   MODEL     a model directory or a GGUF file
@@ -49,11 +50,15 @@ fn main() -> Result<()> {
         ..SamplerConfig::default()
     };
     for event in session.generate(request.with_max_tokens(128).with_sampler(sampler)) {
-        match event? {
-            Event::Token { text, .. } | Event::Text(text) => {
+        let event = event?;
+        for part in event.parts() {
+            // There are reasoning and tool calls too.
+            if let Part::Text(text) = part {
                 print!("{text}");
                 stdout().flush()?;
             }
+        }
+        match event {
             Event::Done(done) => eprintln!(
                 "\n{}: {} prompt tokens at {:.0}/s, {} tokens at {:.0}/s",
                 done.finish_reason,

@@ -87,6 +87,7 @@ fn greedy_tokens_match() {
         let options = StreamOptions {
             max_tokens: greedy.len(),
             prefill_step: 10,
+            ..StreamOptions::default()
         };
         let stream = TokenStream::new(
             &*loaded.model,

@@ -229,6 +229,7 @@ fn greedy_tokens_match() {
         let options = StreamOptions {
             max_tokens: expected.len(),
             prefill_step: 10,
+            ..StreamOptions::default()
         };
         let stream =
             TokenStream::new(model, &mut cache, sampler, &prompt, options, &mut |_| true).unwrap();

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use mlex_core::{Array, Dtype};
-use mlex_models::generate::{Sampler, SamplerConfig};
+use mlex_models::generate::{Dry, Sampler, SamplerConfig, Xtc};
 
 /// Probabilities of six tokens, not in order: 3, 0, 4, 1, 5, 2 is the order of likelihood.
 const PROBABILITIES: [f64; 6] = [0.25, 0.12, 0.03, 0.40, 0.15, 0.05];
@@ -182,6 +182,130 @@ fn min_p_keeps_a_share_of_the_likeliest() {
     }
 }
 
+/// The tokens nearest to the expected surprise up to the sum `mass`, in plain arithmetic
+/// (arXiv 2202.00666, equation 10).
+fn typical(mass: f64) -> Vec<usize> {
+    let entropy: f64 = PROBABILITIES.iter().map(|p| -p * p.ln()).sum();
+    let distance = |&token: &usize| (-PROBABILITIES[token].ln() - entropy).abs();
+    let mut order = ALL.to_vec();
+    order.sort_by(|one, other| distance(one).total_cmp(&distance(other)));
+    let mut sum = 0.0;
+    order
+        .into_iter()
+        .take_while(|&token| {
+            let more = sum < mass;
+            sum += PROBABILITIES[token];
+            more
+        })
+        .collect()
+}
+
+#[test]
+fn typical_p_keeps_the_tokens_of_expected_surprise() {
+    for mass in [0.01, 0.2, 0.35, 0.6, 0.9, 0.99] {
+        let config = drawing(|c| c.typical_p = mass);
+        check_frequencies(&config, kept(&typical(f64::from(mass)), 1.0));
+    }
+    // The likeliest token is not the most typical one.
+    assert!(!typical(0.2).contains(&3));
+    check_frequencies(&drawing(|c| c.typical_p = 1.0), kept(&ALL, 1.0));
+    // The others look at what it leaves.
+    let most = typical(0.35);
+    let likeliest = *most
+        .iter()
+        .max_by(|one, other| PROBABILITIES[**one].total_cmp(&PROBABILITIES[**other]))
+        .unwrap();
+    let config = drawing(|c| (c.typical_p, c.top_k) = (0.35, 1));
+    check_frequencies(&config, kept(&[likeliest], 1.0));
+    // Forbidden tokens count nothing.
+    let config = drawing(|c| {
+        c.typical_p = 0.99;
+        c.logit_bias = BTreeMap::from([(3, f32::NEG_INFINITY)]);
+    });
+    check_frequencies(&config, kept(&[0, 1, 2, 4, 5], 1.0));
+}
+
+#[test]
+fn xtc_leaves_out_all_top_choices_but_the_least_likely() {
+    let set = |probability, threshold| drawing(|c| c.xtc = Some(Xtc::new(probability, threshold)));
+    // Above 0.1 are 3, 0, 4 and 1.
+    check_frequencies(&set(1.0, 0.1), kept(&[1, 5, 2], 1.0));
+    check_frequencies(&set(1.0, 0.2), kept(&[0, 4, 1, 5, 2], 1.0));
+    // One token above the threshold stays, and none.
+    check_frequencies(&set(1.0, 0.3), kept(&ALL, 1.0));
+    check_frequencies(&set(1.0, 0.5), kept(&ALL, 1.0));
+    check_frequencies(&set(1.0, 0.0), kept(&[2], 1.0));
+    check_frequencies(&set(0.0, 0.1), kept(&ALL, 1.0));
+    // Half of the time: the mean of both distributions.
+    let (all, left) = (kept(&ALL, 1.0), kept(&[1, 5, 2], 1.0));
+    let sum: f64 = left.iter().sum();
+    let mean = std::array::from_fn(|token| (all[token] + left[token] / sum) / 2.0);
+    check_frequencies(&set(0.5, 0.1), mean);
+    // Tokens that are kept, as mlx-lm's special ones.
+    let mut config = set(1.0, 0.1);
+    config.xtc.as_mut().unwrap().keep.extend([3, 1000]);
+    check_frequencies(&config, kept(&[3, 1, 5, 2], 1.0));
+}
+
+#[test]
+fn xtc_stands_between_the_sum_and_the_number_of_tokens() {
+    // mlx-lm's order: of 0.40, 0.25 and 0.15, as 0.5, 0.31 and 0.19, the first is left out.
+    let set = |top_p, top_k| {
+        drawing(|c| {
+            (c.top_p, c.top_k) = (top_p, top_k);
+            c.xtc = Some(Xtc::new(1.0, 0.2));
+        })
+    };
+    check_frequencies(&set(0.66, 0), kept(&[0, 4], 1.0));
+    check_frequencies(&set(0.66, 1), kept(&[0], 1.0));
+    check_frequencies(&set(1.0, 2), kept(&[0, 4], 1.0));
+    check_frequencies(&set(1.0, 6), kept(&[0, 4, 1, 5, 2], 1.0));
+}
+
+#[test]
+fn dry_makes_repetitions_less_likely() {
+    let config = |multiplier| config(|c| c.dry = Some(Dry::new(multiplier)));
+    // 0 1 2 0 1: 2 came next, 2 tokens are the same, the penalty is the multiplier.
+    let prompt = [0, 1, 2, 0, 1];
+    assert_eq!(choice(&config(1.0), &[0.0, 0.0, 3.0, 1.99], &prompt), 2);
+    assert_eq!(choice(&config(1.0), &[0.0, 0.0, 3.0, 2.01], &prompt), 3);
+    // 3 are the same: 1.75 times as much.
+    let prompt = [3, 0, 1, 2, 3, 0, 1];
+    assert_eq!(choice(&config(1.0), &[0.0, 0.0, 3.0, 1.24], &prompt), 2);
+    assert_eq!(choice(&config(1.0), &[0.0, 0.0, 3.0, 1.26], &prompt), 3);
+    // Tokens that were chosen count too: after 2 2 2 another 2 is penalized by 1.
+    let logits = array(&[0.0, 0.0, 3.0, 2.5]);
+    let chosen = sequence(&config(1.0), &logits, &[], 3);
+    assert_eq!(chosen, [2, 2, 2]);
+    assert_eq!(sequence(&config(1.0), &logits, &[], 4), [2, 2, 2, 3]);
+    // A penalty without end forbids.
+    let strong = config(f32::MAX);
+    assert_eq!(choice(&strong, &[0.0, 0.0, 3.0, -9.0], &[0, 1, 2, 0, 1]), 0);
+}
+
+#[test]
+fn scores_are_those_before_temperature_and_filters() {
+    let mut sampler =
+        Sampler::new(drawing(|c| (c.top_k, c.temperature) = (1, 0.3)), 6, &[]).unwrap();
+    let (token, logprobs) = sampler.sample_scored(&logits()).unwrap();
+    assert_eq!(token.item::<i32>().unwrap(), 3);
+    for (found, expected) in logprobs.to_vec::<f32>().unwrap().iter().zip(PROBABILITIES) {
+        assert!((f64::from(*found) - expected.ln()).abs() < 1e-5);
+    }
+}
+
+#[test]
+fn a_token_may_be_put_in_place_of_the_last() {
+    let config = config(|c| (c.presence_penalty, c.penalty_context) = (1.0, 1));
+    let mut sampler = Sampler::new(config, 3, &[]).unwrap();
+    let logits = array(&[2.0, 1.9, 1.8]);
+    assert_eq!(draw(&mut sampler, &logits), 0);
+    let other = Array::from_slice(&[1], &[1]).unwrap();
+    sampler.replace_last(&other).unwrap();
+    // 1 is penalized, and 0 is not.
+    assert_eq!(draw(&mut sampler, &logits), 0);
+}
+
 #[test]
 fn filters_together_keep_what_each_of_them_keeps() {
     let set = |temperature, top_k, top_p, min_p| {
@@ -293,7 +417,7 @@ fn a_logit_bias_is_added() {
 fn numbers_out_of_range_are_named() {
     let nan = f32::NAN;
     type Set = fn(&mut SamplerConfig, f32);
-    let cases: [(&str, Set, &[f32], &str); 7] = [
+    let cases: [(&str, Set, &[f32], &str); 12] = [
         (
             "temperature",
             |c, x| c.temperature = x,
@@ -311,6 +435,41 @@ fn numbers_out_of_range_are_named() {
             |c, x| c.min_p = x,
             &[-0.1, 1.1, nan],
             "a number from 0 to 1",
+        ),
+        (
+            "typical_p",
+            |c, x| c.typical_p = x,
+            &[0.0, 1.1, nan],
+            "a number above 0 and up to 1",
+        ),
+        (
+            "xtc.probability",
+            |c, x| c.xtc = Some(Xtc::new(x, 0.1)),
+            &[-0.1, 1.1, nan],
+            "a number from 0 to 1",
+        ),
+        (
+            "xtc.threshold",
+            |c, x| c.xtc = Some(Xtc::new(0.5, x)),
+            &[-0.1, 0.6, nan],
+            "a number from 0 to 0.5",
+        ),
+        (
+            "dry.multiplier",
+            |c, x| c.dry = Some(Dry::new(x)),
+            &[-0.1, f32::INFINITY, nan],
+            "a number of at least 0",
+        ),
+        (
+            "dry.base",
+            |c, x| {
+                c.dry = Some(Dry {
+                    base: x,
+                    ..Dry::new(1.0)
+                })
+            },
+            &[0.9, f32::INFINITY, nan],
+            "a number of at least 1",
         ),
         (
             "repetition_penalty",

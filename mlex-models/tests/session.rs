@@ -13,6 +13,7 @@ use mlex_models::generate::{
     Completion, Event, FinishReason, Generation, LoadOptions, PrefillProgress, Prompt, Request,
     SamplerConfig, Session,
 };
+use mlex_models::text::{Answer as Parsed, Part};
 use mlex_models::{ErrorKind, Result};
 use serde_json::json;
 
@@ -83,7 +84,7 @@ fn read(generation: Generation) -> Result<Answer> {
             Event::Prompt(_) => 0,
             Event::Prefill(_) => 1,
             Event::Token { .. } => 2,
-            Event::Text(_) => 3,
+            Event::Rest(_) => 3,
             Event::Done(_) => 4,
             other => panic!("{other:?}"),
         };
@@ -98,13 +99,13 @@ fn read(generation: Generation) -> Result<Answer> {
                 answer.prompt = ids;
             }
             Event::Prefill(progress) => answer.prefill.push(progress),
-            Event::Token { id, text } => {
+            Event::Token { id, parts, .. } => {
                 answer.ids.push(id);
-                answer.text.push_str(&text);
+                answer.text.push_str(&text(&parts));
             }
-            Event::Text(text) => {
-                assert!(!text.is_empty());
-                answer.text.push_str(&text);
+            Event::Rest(parts) => {
+                assert!(!parts.is_empty());
+                answer.text.push_str(&text(&parts));
             }
             Event::Done(completion) => answer.done = Some(completion),
             other => panic!("{other:?}"),
@@ -114,6 +115,15 @@ fn read(generation: Generation) -> Result<Answer> {
     assert_eq!(done.usage.completion_tokens, answer.ids.len());
     assert_eq!(done.usage.prompt_tokens, answer.prompt.len());
     Ok(answer)
+}
+
+/// The text of parts that are nothing else.
+fn text(parts: &[Part]) -> String {
+    let text = |part: &Part| match part {
+        Part::Text(text) => text.clone(),
+        other => panic!("{other:?}"),
+    };
+    parts.iter().map(text).collect()
 }
 
 fn answer(session: &Session, request: Request) -> Answer {
@@ -472,4 +482,134 @@ fn half_precision_is_asked_for_by_dtype() {
             .to_string(),
         "dtype: expected a floating-point type, found int32"
     );
+}
+
+#[test]
+fn tokens_come_with_their_log_probabilities() {
+    let session = session();
+    let mut asked = request();
+    asked.logprobs = Some(3);
+    let prompt = expected().tokens("tokens");
+    let mut ids = prompt.clone();
+    let mut found = Vec::new();
+    for event in session.generate(asked) {
+        if let Event::Token { id, logprobs, .. } = event.unwrap() {
+            ids.push(id);
+            found.push(logprobs.unwrap());
+        }
+    }
+    assert_eq!(ids[prompt.len()..], expected().tokens("greedy"));
+    // The scores, which are compared with the reference, are those of the same positions.
+    let score = session.score(&ids, 3).unwrap();
+    for (at, found) in found.iter().enumerate() {
+        let at = prompt.len() + at;
+        assert!((found.logprob - score.logprobs[at].unwrap()).abs() < 1e-4);
+        assert_eq!(found.top[0].id, ids[at]);
+        assert_eq!(found.top[0].logprob, found.logprob);
+        let top = |top: &[mlex_models::generate::TokenLogprob]| -> Vec<u32> {
+            top.iter().map(|token| token.id).collect()
+        };
+        assert_eq!(top(&found.top), top(&score.top[at]));
+    }
+    assert_eq!(found.len(), 16);
+}
+
+#[test]
+fn several_answers_are_those_of_seeds_in_a_row() {
+    let session = session();
+    let sampled = |seed| {
+        request().with_max_tokens(8).with_sampler(SamplerConfig {
+            temperature: 1.0,
+            seed: Some(seed),
+            ..SamplerConfig::default()
+        })
+    };
+    let mut several = sampled(u64::MAX);
+    several.choices = 3;
+    let mut answers: Vec<Vec<u32>> = Vec::new();
+    let mut done = 0;
+    for event in session.generate(several) {
+        match event.unwrap() {
+            Event::Choice(index) => {
+                assert_eq!((index, done), (answers.len(), index));
+                answers.push(Vec::new());
+            }
+            Event::Token { id, .. } => answers.last_mut().unwrap().push(id),
+            Event::Done(completion) => {
+                assert_eq!(completion.usage.prompt_tokens, 24);
+                assert_eq!(completion.usage.completion_tokens, 8);
+                done += 1;
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(done, 3);
+    for (answer, seed) in answers.iter().zip([u64::MAX, 0, 1]) {
+        assert_eq!(answer, &self::answer(&session, sampled(seed)).ids);
+    }
+}
+
+/// A model whose tokens 0 and 2 are markers of reasoning, which its template opens.
+fn reasoning_model() -> Copy {
+    let model = model();
+    model.write("chat_template.jinja", format!("{TEMPLATE}<think>"));
+    let json = String::from_utf8(model.read("tokenizer.json")).unwrap();
+    let json = json.replace("<pad>", "<think>").replace("</s>", "</think>");
+    model.write("tokenizer.json", json);
+    model
+}
+
+#[test]
+fn a_reasoning_budget_ends_the_reasoning_and_the_answer_goes_on() {
+    let session = load(&reasoning_model());
+    assert_eq!(
+        session.output_format().reasoning(),
+        Some(("<think>", "</think>"))
+    );
+    // Never an end of its own.
+    let mut sampler = SamplerConfig::default();
+    sampler
+        .logit_bias
+        .extend([(0, f32::NEG_INFINITY), (2, f32::NEG_INFINITY)]);
+    let run = |budget| {
+        let mut request = Request::chat("here")
+            .with_max_tokens(8)
+            .with_sampler(sampler.clone());
+        request.reasoning_budget = budget;
+        request.logprobs = Some(0);
+        let (mut ids, mut parsed, mut put_in) = (Vec::new(), Parsed::default(), Vec::new());
+        for event in session.generate(request) {
+            let event = event.unwrap();
+            event.add_to(&mut parsed);
+            if let Event::Token { id, logprobs, .. } = event {
+                put_in.extend(logprobs.is_none().then_some(ids.len()));
+                ids.push(id);
+            }
+        }
+        assert_eq!(ids.len(), 8);
+        (ids, parsed, put_in)
+    };
+    let (free, parsed, put_in) = run(None);
+    assert!(!free.contains(&2) && put_in.is_empty());
+    assert_eq!(parsed.text, "");
+    let reasoning = parsed.reasoning.unwrap();
+    for budget in [0, 1, 3] {
+        let (ids, parsed, put_in) = run(Some(budget));
+        assert_eq!((ids[budget], &*put_in), (2, &[budget][..]));
+        assert_eq!(ids[..budget], free[..budget]);
+        let thought = parsed.reasoning.unwrap_or_default();
+        assert!(reasoning.starts_with(&thought), "{thought}");
+        assert_eq!(thought.is_empty(), budget == 0);
+        assert!(!parsed.text.is_empty());
+    }
+    // A budget that is not spent changes nothing.
+    assert_eq!(run(Some(100)).0, free);
+}
+
+#[test]
+fn a_prompt_that_is_no_conversation_is_not_parsed() {
+    let session = load(&reasoning_model());
+    let raw = Request::new(Prompt::Raw("a<think>".into())).with_max_tokens(3);
+    let answer = answer(&session, raw);
+    assert_eq!(answer.ids.len(), 3);
 }

@@ -4,12 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use mlex_core::{Stream, memory};
+use mlex_core::{Array, Stream, memory};
+use mlex_nn::Cache;
 
+use super::output::Output;
 use super::request::{Completion, Event, FinishReason, Prompt, Request, Timings, Usage};
+use super::token_stream::prefill;
 use super::{PrefillProgress, Sampler, StreamOptions, TokenStream};
 use crate::model::Model;
-use crate::text::{ChatRequest, ChatTemplate, StopSequences, StreamingDetokenizer, Tokenizer};
+use crate::text::{ChatRequest, ChatTemplate, OutputFormat, Tokenizer, chat_messages};
 use crate::{Error, Result};
 
 /// The parts of a session that turn requests into tokens; shared with the asking threads.
@@ -19,6 +22,8 @@ pub(super) struct TextParts {
     pub(super) chat_template: Option<ChatTemplate>,
     /// Tokens that end a text.
     pub(super) eos_ids: Vec<u32>,
+    /// How the model marks reasoning and tool calls.
+    pub(super) format: OutputFormat,
 }
 
 impl TextParts {
@@ -32,11 +37,16 @@ impl TextParts {
                     .chat_template
                     .as_ref()
                     .ok_or_else(|| Error::missing("a chat template; use a raw prompt"))?;
+                let mut variables = request.template_variables.clone();
+                // As mlx-lm: a model that can reason does, unless it is told not to.
+                variables
+                    .entry("enable_thinking")
+                    .or_insert_with(|| self.format.reasoning().is_some().into());
                 let text = template.render(&ChatRequest {
-                    messages,
+                    messages: &chat_messages(messages)?,
                     tools: (!request.tools.is_empty()).then_some(&*request.tools),
                     add_generation_prompt: true,
-                    variables: request.template_variables.clone(),
+                    variables,
                     ..ChatRequest::default()
                 })?;
                 Ok(Some(text))
@@ -46,7 +56,12 @@ impl TextParts {
 
     /// The prompt of a request as tokens.
     pub(super) fn prompt_tokens(&self, request: &Request) -> Result<Vec<u32>> {
-        match (&request.prompt, self.render(request)?) {
+        self.encode(request, self.render(request)?)
+    }
+
+    /// The rendered prompt of a request as tokens.
+    fn encode(&self, request: &Request, rendered: Option<String>) -> Result<Vec<u32>> {
+        match (&request.prompt, rendered) {
             (Prompt::Tokens(ids), _) => Ok(ids.clone()),
             // A template writes its special tokens itself.
             (Prompt::Messages(_), Some(text)) => self.tokenizer.encode(&text, false),
@@ -87,7 +102,8 @@ pub(super) fn run(
     request: &Request,
     sink: &mut Sink<'_>,
 ) -> Result<()> {
-    let prompt = text.prompt_tokens(request)?;
+    let rendered = text.render(request)?;
+    let prompt = text.encode(request, rendered.clone())?;
     let prompt_tokens = prompt.len();
     if let Some(limit) = model.info().max_context
         && prompt_tokens as i64 > i64::from(limit)
@@ -98,12 +114,10 @@ pub(super) fn run(
             "the prompt is longer than the model's context"
         );
     }
-    let sampler = Sampler::new(request.sampler.clone(), model.info().vocab_size, &prompt)?;
+    // A wrong number is told before the prompt is computed.
+    Sampler::new(request.sampler.clone(), model.info().vocab_size, &[])?;
     let mut cache = model.new_cache()?;
-    let options = StreamOptions {
-        max_tokens: request.max_tokens,
-        prefill_step: request.prefill_step,
-    };
+    let choices = request.choices.max(1);
 
     let mut listening = sink.event(Event::Prompt(prompt.clone()));
     let start = Instant::now();
@@ -113,130 +127,188 @@ pub(super) fn run(
             prompt_tokens,
             completion_tokens: 0,
         };
-        sink.event(Event::Done(Completion {
-            finish_reason: FinishReason::Cancelled,
-            usage,
-            timings: Timings::default(),
-        }));
+        for _ in 0..choices {
+            sink.event(Event::Done(Completion {
+                finish_reason: FinishReason::Cancelled,
+                usage,
+                timings: Timings::default(),
+            }));
+        }
         return Ok(());
     }
     let mut on_progress = |progress: PrefillProgress| {
         listening = listening && sink.event(Event::Prefill(progress));
         listening
     };
-    let mut stream = TokenStream::new(
+    let hidden = prefill(
         model,
         &mut cache,
-        sampler,
         &prompt,
-        options,
+        request.prefill_step,
         &mut on_progress,
     )?;
-
-    let mut output = Output::new(text, request);
-    let mut finish_reason = if listening {
-        FinishReason::Length
-    } else {
-        FinishReason::Cancelled
-    };
-    let mut first: Option<Instant> = None;
-    while finish_reason == FinishReason::Length {
-        let Some(id) = stream.next().transpose()? else {
-            break;
-        };
-        first.get_or_insert_with(Instant::now);
-        let (event, stopped) = output.push(id);
-        let listening = sink.event(event);
-        if stopped {
-            finish_reason = FinishReason::Stop;
-        } else if !listening {
-            finish_reason = FinishReason::Cancelled;
+    let mut cache = Some(cache);
+    for choice in 0..choices {
+        // The last answer takes the cache itself: a second one in use would be copied.
+        let last = choice + 1 == choices;
+        let used = if last { cache.take() } else { cache.clone() };
+        let Some(mut used) = used else { break };
+        let started = if choice == 0 { start } else { Instant::now() };
+        if choices > 1 {
+            listening = sink.event(Event::Choice(choice)) && listening;
         }
+        let hidden = hidden.as_ref().filter(|_| listening);
+        let answer = Answering {
+            model,
+            text,
+            request,
+            prompt: &prompt,
+            rendered: rendered.as_deref(),
+            choice,
+            started,
+        };
+        listening = answer.run(&mut used, hidden, sink)?;
     }
-    let end = Instant::now();
-    // The step after the last token is on the device already: when the end is announced,
-    // nothing runs any more.
-    drop(stream);
-    Stream::current()?.synchronize()?;
-    let rest = output.finish();
-    if !rest.is_empty() {
-        sink.event(Event::Text(rest));
-    }
-    let timings = Timings {
-        prefill: first.unwrap_or(end) - start,
-        decode: first.map_or(Duration::ZERO, |first| end - first),
-        peak_memory_bytes: memory::peak()?,
-    };
-    let usage = Usage {
-        prompt_tokens,
-        completion_tokens: output.count,
-    };
-    sink.event(Event::Done(Completion {
-        finish_reason,
-        usage,
-        timings,
-    }));
     Ok(())
 }
 
-/// Tokens to text, up to a stop.
-struct Output<'a> {
-    eos_ids: &'a [u32],
-    detokenizer: StreamingDetokenizer,
-    stops: StopSequences,
-    count: usize,
-    stopped: bool,
+/// One answer to a request.
+struct Answering<'a> {
+    model: &'a dyn Model,
+    text: &'a TextParts,
+    request: &'a Request,
+    prompt: &'a [u32],
+    rendered: Option<&'a str>,
+    choice: usize,
+    started: Instant,
 }
 
-impl<'a> Output<'a> {
-    fn new(text: &'a TextParts, request: &Request) -> Self {
-        Self {
-            eos_ids: if request.ignore_eos {
-                &[]
-            } else {
-                &text.eos_ids
-            },
-            detokenizer: StreamingDetokenizer::new(&text.tokenizer, true),
-            stops: StopSequences::new(&request.stop),
-            count: 0,
-            stopped: false,
-        }
-    }
-
-    /// The event of a token, and whether the generation ends with it.
-    fn push(&mut self, id: u32) -> (Event, bool) {
-        self.count += 1;
-        if self.eos_ids.contains(&id) {
-            return (
-                Event::Token {
+impl Answering<'_> {
+    /// Generates it after the prompt in `cache`, whose last state is `hidden` `[1, D]`; without
+    /// one it was cancelled. Says whether anyone still listens.
+    fn run(&self, cache: &mut Cache, hidden: Option<&Array>, sink: &mut Sink<'_>) -> Result<bool> {
+        let Self { text, request, .. } = *self;
+        let mut output = Output::new(text, request, self.rendered);
+        let mut finish_reason = FinishReason::Cancelled;
+        let mut first: Option<Instant> = None;
+        if let Some(hidden) = hidden {
+            finish_reason = FinishReason::Length;
+            let options = StreamOptions {
+                max_tokens: request.max_tokens,
+                prefill_step: request.prefill_step,
+                logprobs: request.logprobs,
+            };
+            let sampler = self.sampler()?;
+            let mut stream = TokenStream::after(self.model, cache, sampler, hidden, options)?;
+            let mut closing = Closing::new(text, request)?;
+            while finish_reason == FinishReason::Length {
+                if let Some(id) = closing.next(&output) {
+                    stream.put_in(id)?;
+                }
+                let Some(id) = stream.next().transpose()? else {
+                    break;
+                };
+                first.get_or_insert_with(Instant::now);
+                let (parts, stopped) = output.push(id);
+                let logprobs = stream.logprobs().cloned();
+                let listening = sink.event(Event::Token {
                     id,
-                    text: String::new(),
-                },
-                true,
-            );
+                    parts,
+                    logprobs,
+                });
+                if stopped {
+                    finish_reason = FinishReason::Stop;
+                } else if !listening {
+                    finish_reason = FinishReason::Cancelled;
+                }
+            }
         }
-        let piece = self.detokenizer.push(id);
-        let outcome = self.stops.push(&piece);
-        self.stopped = outcome.stop.is_some();
-        (
-            Event::Token {
-                id,
-                text: outcome.text,
-            },
-            self.stopped,
-        )
+        let end = Instant::now();
+        // The step after the last token is on the device already: when the end is announced,
+        // nothing runs any more.
+        Stream::current()?.synchronize()?;
+        let rest = output.finish();
+        if !rest.is_empty() {
+            sink.event(Event::Rest(rest));
+        }
+        if finish_reason == FinishReason::Stop && output.has_calls() {
+            finish_reason = FinishReason::ToolCalls;
+        }
+        let timings = Timings {
+            prefill: first.unwrap_or(end) - self.started,
+            decode: first.map_or(Duration::ZERO, |first| end - first),
+            peak_memory_bytes: memory::peak()?,
+        };
+        let usage = Usage {
+            prompt_tokens: self.prompt.len(),
+            completion_tokens: output.count,
+        };
+        Ok(sink.event(Event::Done(Completion {
+            finish_reason,
+            usage,
+            timings,
+        })))
     }
 
-    /// What was held back, unless a stop text has ended it.
-    fn finish(&mut self) -> String {
-        if self.stopped {
-            return String::new();
+    /// The sampler of this answer, with what it needs of the tokenizer.
+    fn sampler(&self) -> Result<Sampler> {
+        let Self { text, request, .. } = *self;
+        let mut config = request.sampler.clone();
+        config.seed = config
+            .seed
+            .map(|seed| seed.wrapping_add(self.choice as u64));
+        if let Some(dry) = &mut config.dry {
+            dry.break_at(&text.tokenizer, &request.dry_breakers)?;
         }
-        let piece = self.detokenizer.finish();
-        let outcome = self.stops.push(&piece);
-        if outcome.stop.is_some() {
-            return outcome.text;
+        let vocab_size = self.model.info().vocab_size;
+        if let Some(xtc) = &mut config.xtc {
+            xtc.keep.extend(&text.eos_ids);
+            xtc.keep.extend(text.tokenizer.encode("\n", false)?);
         }
-        outcome.text + &self.stops.finish()
+        Sampler::new(config, vocab_size, self.prompt)
+    }
+}
+
+/// Ends the reasoning when its budget is spent.
+struct Closing {
+    budget: Option<usize>,
+    /// The tokens of the end marker.
+    marker: Vec<u32>,
+    /// How many of them have been put in.
+    given: usize,
+}
+
+impl Closing {
+    fn new(text: &TextParts, request: &Request) -> Result<Self> {
+        let end = text.format.reasoning().map(|(_, end)| end);
+        let marker = match (request.reasoning_budget, end) {
+            (Some(_), Some(end)) => text.tokenizer.encode(end, false)?,
+            _ => Vec::new(),
+        };
+        Ok(Self {
+            budget: request.reasoning_budget,
+            marker,
+            given: 0,
+        })
+    }
+
+    /// The token to put in.
+    fn next(&mut self, output: &Output<'_>) -> Option<u32> {
+        let budget = self.budget?;
+        let begins = self.given == 0 && output.is_over(budget);
+        if self.given == self.marker.len() {
+            if output.in_reasoning() {
+                // The tokenizer has no way to write the marker: once is enough.
+                self.budget = None;
+                return None;
+            }
+            self.given = 0;
+        }
+        if !begins && self.given == 0 {
+            return None;
+        }
+        let id = self.marker.get(self.given).copied();
+        self.given += 1;
+        id
     }
 }

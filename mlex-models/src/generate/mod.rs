@@ -4,14 +4,17 @@
 //! is the layer below, for callers who stay on the model's thread.
 
 mod engine;
+mod output;
 mod request;
 mod sampler;
 mod score;
 mod session;
 mod token_stream;
 
-pub use request::{Completion, Event, FinishReason, Prompt, Request, Timings, TokenLogprob, Usage};
-pub use sampler::{Sampler, SamplerConfig};
+pub use request::{
+    Completion, Event, FinishReason, Prompt, Request, Timings, TokenLogprob, TokenLogprobs, Usage,
+};
+pub use sampler::{Dry, Sampler, SamplerConfig, Xtc};
 pub use score::{Score, score};
 pub use session::{CancelHandle, Generation, LoadOptions, LoadProgress, Session, SessionInfo};
 pub use token_stream::{PrefillProgress, StreamOptions, TokenStream};

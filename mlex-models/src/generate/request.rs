@@ -6,7 +6,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{PrefillProgress, SamplerConfig};
+use super::{Dry, PrefillProgress, SamplerConfig};
+use crate::text::{Answer, Part};
 
 /// What a generation continues.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,7 +15,8 @@ use super::{PrefillProgress, SamplerConfig};
 pub enum Prompt {
     /// Text as it is, with the special tokens that the tokenizer adds by itself.
     Raw(String),
-    /// A conversation, put into the model's chat template: `{"role": .., "content": ..}`.
+    /// A conversation in the OpenAI shape, put into the model's chat template as
+    /// [`chat_messages`](crate::text::chat_messages) prepares it.
     Messages(Vec<Value>),
     /// Token ids as they are.
     Tokens(Vec<u32>),
@@ -40,6 +42,19 @@ pub struct Request {
     pub ignore_eos: bool,
     /// How many prompt tokens are given to the model at once.
     pub prefill_step: usize,
+    /// How many answers are generated, one after the other. The first uses the sampler's seed,
+    /// each further one the next number.
+    pub choices: usize,
+    /// Gives the log-probability of each token, and of so many of the likeliest ones beside it.
+    pub logprobs: Option<usize>,
+    /// The most tokens of reasoning: then its end marker is put in, and the answer begins.
+    pub reasoning_budget: Option<usize>,
+    /// Texts that end a passage for the sampler's [`Dry`], besides its own breakers.
+    pub dry_breakers: Vec<String>,
+    /// Takes the answer to a conversation apart by the model's
+    /// [`OutputFormat`](crate::text::OutputFormat). Otherwise, and without a conversation, all is
+    /// text.
+    pub parse: bool,
 }
 
 impl Request {
@@ -54,6 +69,11 @@ impl Request {
             stop: Vec::new(),
             ignore_eos: false,
             prefill_step: 512,
+            choices: 1,
+            logprobs: None,
+            reasoning_budget: None,
+            dry_breakers: Dry::BREAKERS.map(str::to_owned).to_vec(),
+            parse: true,
         }
     }
 
@@ -93,18 +113,39 @@ pub enum Event {
     Prompt(Vec<u32>),
     /// A part of the prompt has been processed.
     Prefill(PrefillProgress),
-    /// A token, and the text that has become final with it (it may be empty).
+    /// An answer begins, where the request asks for several; its number, from 0.
+    Choice(usize),
+    /// A token, and what has become final with it.
     Token {
         /// The token.
         id: u32,
-        /// The text.
-        text: String,
+        /// Parts of the answer; often one, or none.
+        parts: Vec<Part>,
+        /// Its log-probability, if the request asks for it. A token that was put in has none.
+        logprobs: Option<TokenLogprobs>,
     },
-    /// Text that was held back, because it could have become a stop text or was an unfinished
-    /// character.
-    Text(String),
-    /// The end.
+    /// What was held back at the end, because it could have become a stop text or a marker, or
+    /// was an unfinished character.
+    Rest(Vec<Part>),
+    /// The end of an answer. The last one ends the generation.
     Done(Completion),
+}
+
+impl Event {
+    /// What has become final with this event.
+    pub fn parts(&self) -> &[Part] {
+        match self {
+            Self::Token { parts, .. } | Self::Rest(parts) => parts,
+            _ => &[],
+        }
+    }
+
+    /// Adds what has become final to `answer`.
+    pub fn add_to(&self, answer: &mut Answer) {
+        for part in self.parts() {
+            answer.push(part);
+        }
+    }
 }
 
 /// Why a generation has ended.
@@ -114,6 +155,8 @@ pub enum Event {
 pub enum FinishReason {
     /// An end-of-text token or a stop text.
     Stop,
+    /// The same, after tool calls.
+    ToolCalls,
     /// `max_tokens` were generated.
     Length,
     /// The caller stopped it.
@@ -124,6 +167,7 @@ impl fmt::Display for FinishReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Stop => "stop",
+            Self::ToolCalls => "tool_calls",
             Self::Length => "length",
             Self::Cancelled => "cancelled",
         })
@@ -194,4 +238,14 @@ pub struct TokenLogprob {
     pub id: u32,
     /// The natural logarithm of its probability.
     pub logprob: f32,
+}
+
+/// The log-probabilities at a generated token, with the sampler's bias and penalties, before its
+/// temperature and filters.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TokenLogprobs {
+    /// The natural logarithm of the token's probability.
+    pub logprob: f32,
+    /// The likeliest tokens, likeliest first.
+    pub top: Vec<TokenLogprob>,
 }

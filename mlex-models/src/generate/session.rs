@@ -16,7 +16,7 @@ use super::score::{self, Score};
 use crate::files::ModelFiles;
 use crate::load::{LoadedModel, load};
 use crate::model::ModelInfo;
-use crate::text::Tokenizer;
+use crate::text::{OutputFormat, Tokenizer};
 use crate::{Error, ErrorKind, Result};
 
 pub use crate::load::LoadProgress;
@@ -187,6 +187,11 @@ impl Session {
         self.engine.text.chat_template.is_some()
     }
 
+    /// How the model marks reasoning and tool calls.
+    pub fn output_format(&self) -> &OutputFormat {
+        &self.engine.text.format
+    }
+
     /// The prompt of a request as the model will be given it.
     ///
     /// # Errors
@@ -199,6 +204,7 @@ impl Session {
     pub fn generate(&self, request: Request) -> Generation {
         let (events, inbox) = channel();
         let cancelled = Arc::new(AtomicBool::new(false));
+        let choices = request.choices.max(1);
         let job = Job::Generate {
             request: Box::new(request),
             events,
@@ -209,6 +215,7 @@ impl Session {
             events: inbox,
             cancelled,
             state: State::Running,
+            choices,
             engine: Arc::clone(&self.engine),
         }
     }
@@ -256,9 +263,11 @@ fn open(path: &Path, options: LoadOptions) -> Result<(LoadedModel, TextParts, De
             on_progress(progress);
         }
     })?;
+    let format = OutputFormat::of(&tokenizer, chat_template.as_ref());
     Ok((
         model,
         TextParts {
+            format,
             tokenizer,
             chat_template,
             eos_ids,
@@ -298,12 +307,14 @@ enum State {
     Ended,
 }
 
-/// The events of a generation, which ends after [`Event::Done`] or an error. Dropped, it
+/// The events of a generation, which ends after the last [`Event::Done`] or an error. Dropped, it
 /// cancels what is left.
 pub struct Generation {
     events: Receiver<Result<Event>>,
     cancelled: Arc<AtomicBool>,
     state: State,
+    /// Answers still to end.
+    choices: usize,
     /// Keeps the thread until the generation is done with.
     engine: Arc<Engine>,
 }
@@ -343,8 +354,10 @@ impl Iterator for Generation {
             return None;
         }
         let event = self.events.recv().unwrap_or_else(|_| Err(gone()));
-        if matches!(event, Err(_) | Ok(Event::Done(_))) {
-            self.state = State::Ended;
+        match event {
+            Ok(Event::Done(_)) if self.choices > 1 => self.choices -= 1,
+            Ok(Event::Done(_)) | Err(_) => self.state = State::Ended,
+            _ => {}
         }
         Some(event)
     }

@@ -4,6 +4,8 @@ use mlex_core::{Array, Device, Stream, async_eval, eval, memory};
 use mlex_nn::Cache;
 
 use super::Sampler;
+use super::request::TokenLogprobs;
+use super::score::likeliest;
 use crate::model::{Input, Model};
 use crate::{Error, Result};
 
@@ -27,6 +29,8 @@ pub struct StreamOptions {
     pub max_tokens: usize,
     /// How many prompt tokens are given to the model at once.
     pub prefill_step: usize,
+    /// Computes the log-probability of each token, and so many of the likeliest ones.
+    pub logprobs: Option<usize>,
 }
 
 impl Default for StreamOptions {
@@ -34,6 +38,7 @@ impl Default for StreamOptions {
         Self {
             max_tokens: usize::MAX,
             prefill_step: 512,
+            logprobs: None,
         }
     }
 }
@@ -46,11 +51,22 @@ pub struct TokenStream<'m> {
     model: &'m dyn Model,
     cache: &'m mut Cache,
     sampler: Sampler,
-    /// The next token, being computed: int32 `[1]`.
-    next: Option<Array>,
+    next: Option<Step>,
+    /// How many of the likeliest tokens are given beside each.
+    top: Option<i32>,
+    /// The log-probabilities at the token that was given last.
+    last: Option<TokenLogprobs>,
     /// Tokens still to be given out.
     remaining: usize,
     given: usize,
+}
+
+/// A token that is being computed.
+struct Step {
+    /// int32 `[1]`.
+    token: Array,
+    /// Those of all tokens, f32 `[1, V]`, where they are asked for.
+    logprobs: Option<Array>,
 }
 
 impl std::fmt::Debug for TokenStream<'_> {
@@ -71,45 +87,118 @@ impl<'m> TokenStream<'m> {
     pub fn new(
         model: &'m dyn Model,
         cache: &'m mut Cache,
-        mut sampler: Sampler,
+        sampler: Sampler,
         prompt: &[u32],
         options: StreamOptions,
         on_progress: &mut dyn FnMut(PrefillProgress) -> bool,
     ) -> Result<Self> {
         let hidden = prefill(model, cache, prompt, options.prefill_step, on_progress)?;
-        let next = match hidden {
-            Some(hidden) if options.max_tokens > 0 => {
-                let next = sampler.sample(&model.logits(&hidden)?)?;
-                async_eval([&next])?;
-                Some(next)
-            }
-            _ => None,
-        };
-        let remaining = if next.is_some() {
-            options.max_tokens
-        } else {
-            0
-        };
-        Ok(Self {
+        let mut stream = Self::empty(model, cache, sampler, options);
+        if let Some(hidden) = hidden {
+            stream.start(&hidden, options.max_tokens)?;
+        }
+        Ok(stream)
+    }
+
+    /// Goes on from a prompt that `cache` holds. `hidden` `[1, D]` is the state of its last
+    /// position.
+    ///
+    /// # Errors
+    /// When MLX fails.
+    pub fn after(
+        model: &'m dyn Model,
+        cache: &'m mut Cache,
+        sampler: Sampler,
+        hidden: &Array,
+        options: StreamOptions,
+    ) -> Result<Self> {
+        let mut stream = Self::empty(model, cache, sampler, options);
+        stream.start(hidden, options.max_tokens)?;
+        Ok(stream)
+    }
+
+    fn empty(
+        model: &'m dyn Model,
+        cache: &'m mut Cache,
+        sampler: Sampler,
+        options: StreamOptions,
+    ) -> Self {
+        let vocab_size = model.info().vocab_size;
+        let top = |top| i32::try_from(top).unwrap_or(i32::MAX).min(vocab_size);
+        Self {
             model,
             cache,
             sampler,
-            next,
-            remaining,
+            next: None,
+            top: options.logprobs.map(top),
+            last: None,
+            remaining: 0,
             given: 0,
+        }
+    }
+
+    fn start(&mut self, hidden: &Array, max_tokens: usize) -> Result<()> {
+        if max_tokens > 0 {
+            let next = self.choose(hidden)?;
+            async_eval([&next.token])?;
+            self.next = Some(next);
+            self.remaining = max_tokens;
+        }
+        Ok(())
+    }
+
+    /// The log-probabilities at the token that was given last, where they were asked for. A
+    /// token that was put in has none.
+    pub fn logprobs(&self) -> Option<&TokenLogprobs> {
+        self.last.as_ref()
+    }
+
+    /// Puts `id` in place of the next token. Nothing happens when there is none.
+    ///
+    /// # Errors
+    /// When the vocabulary does not have it, or MLX fails.
+    pub fn put_in(&mut self, id: u32) -> Result<()> {
+        let vocab_size = self.model.info().vocab_size;
+        let id = i32::try_from(id).ok().filter(|id| *id < vocab_size);
+        let id = id.ok_or_else(|| {
+            let expected = format!("an id below {vocab_size}");
+            Error::field("token", expected, "a greater one")
+        })?;
+        if let Some(next) = &mut self.next {
+            next.token = Array::from_slice(&[id], &[1])?;
+            next.logprobs = None;
+            self.sampler.replace_last(&next.token)?;
+        }
+        Ok(())
+    }
+
+    /// The token after the position whose state is `hidden` `[1, D]`, not started yet.
+    fn choose(&mut self, hidden: &Array) -> Result<Step> {
+        let logits = self.model.logits(hidden)?;
+        if self.top.is_none() {
+            let token = self.sampler.sample(&logits)?;
+            return Ok(Step {
+                token,
+                logprobs: None,
+            });
+        }
+        let (token, logprobs) = self.sampler.sample_scored(&logits)?;
+        Ok(Step {
+            token,
+            logprobs: Some(logprobs),
         })
     }
 
     /// The graph of the step after `token`, not started yet.
-    fn build(&mut self, token: &Array) -> Result<Array> {
+    fn build(&mut self, token: &Array) -> Result<Step> {
         let hidden = self
             .model
             .forward(Input::Tokens(&token.expand_dims(0)?), self.cache)?;
-        self.sampler
-            .sample(&self.model.logits(&hidden.squeeze(1)?)?)
+        self.choose(&hidden.squeeze(1)?)
     }
 
-    fn step(&mut self, token: &Array) -> Result<u32> {
+    fn step(&mut self, step: &Step) -> Result<u32> {
+        let token = &step.token;
         // Built while the device still computes `token`.
         self.next = if self.remaining > 0 {
             Some(self.build(token)?)
@@ -122,8 +211,12 @@ impl<'m> TokenStream<'m> {
         if Stream::current()?.device() == Device::Cpu && !self.cache.can_queue() {
             token.eval()?;
         }
-        async_eval(&self.next)?;
+        async_eval(self.next.as_ref().map(|next| &next.token))?;
         let id: i32 = token.item()?;
+        self.last = match (&step.logprobs, self.top) {
+            (Some(logprobs), Some(top)) => Some(read_logprobs(logprobs, token, top)?),
+            _ => None,
+        };
         self.given += 1;
         if self.given.is_multiple_of(CLEAR_CACHE_EVERY) {
             memory::clear_cache()?;
@@ -132,13 +225,23 @@ impl<'m> TokenStream<'m> {
     }
 }
 
+/// The log-probabilities at `token` `[1]`, of all `[1, V]`.
+fn read_logprobs(logprobs: &Array, token: &Array, top: i32) -> Result<TokenLogprobs> {
+    let chosen = logprobs.take_along_axis(&token.expand_dims(0)?, -1)?;
+    let mut likeliest = likeliest(logprobs, top)?;
+    Ok(TokenLogprobs {
+        logprob: chosen.item()?,
+        top: likeliest.pop().unwrap_or_default(),
+    })
+}
+
 impl Iterator for TokenStream<'_> {
     type Item = Result<u32>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let token = self.next.take()?;
+        let step = self.next.take()?;
         self.remaining -= 1;
-        Some(self.step(&token))
+        Some(self.step(&step))
     }
 }
 

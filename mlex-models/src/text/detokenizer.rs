@@ -13,6 +13,8 @@ pub struct StreamingDetokenizer {
     tokenizer: Tokenizer,
     decoder: Decoder,
     skip_special: bool,
+    /// Special tokens that have text all the same.
+    shown: Vec<u32>,
 }
 
 impl StreamingDetokenizer {
@@ -22,7 +24,21 @@ impl StreamingDetokenizer {
             tokenizer: tokenizer.clone(),
             decoder: tokenizer.decoder(),
             skip_special,
+            shown: Vec::new(),
         }
+    }
+
+    /// Gives the special tokens their text that `shows` says so of, by their spelling.
+    #[must_use]
+    pub fn with_shown(mut self, shows: impl Fn(&str) -> bool) -> Self {
+        let special = self.tokenizer.special_ids();
+        let shown = special.filter(|&id| {
+            self.tokenizer
+                .id_to_token(id)
+                .is_some_and(|token| shows(&token))
+        });
+        self.shown = shown.collect();
+        self
     }
 
     /// Takes the next token and returns the text that is certain by now; it may be empty.
@@ -30,7 +46,7 @@ impl StreamingDetokenizer {
     /// An id that no token has is passed over: models have more embeddings than tokens, and
     /// one of the spare ones can be sampled.
     pub fn push(&mut self, id: u32) -> String {
-        if self.skip_special && self.tokenizer.is_special(id) {
+        if self.skip_special && self.tokenizer.is_special(id) && !self.shown.contains(&id) {
             return String::new();
         }
         match self.tokenizer.id_to_token(id) {

@@ -200,6 +200,11 @@ impl Tokenizer {
         self.inner.special.contains(&id)
     }
 
+    /// The special tokens, in no order.
+    pub fn special_ids(&self) -> impl Iterator<Item = u32> {
+        self.inner.special.iter().copied()
+    }
+
     /// The named special tokens that are set, by the names that chat templates know them
     /// under: `bos_token`, `eos_token`, `unk_token`, `pad_token` and so on.
     pub fn special_tokens(&self) -> Map<String, Value> {

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use mlex_core::{Device, Dtype};
 use mlex_models::compute;
-use mlex_models::generate::SamplerConfig;
+use mlex_models::generate::{Dry, Request, SamplerConfig, Xtc};
 use serde_json::Value;
 
 use crate::failure;
@@ -62,6 +62,50 @@ pub(crate) struct SamplerArgs {
     /// Sample from tokens with at least this share of the likeliest one's probability
     #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
     min_p: f32,
+    /// Sample from the tokens of the most expected surprise that together reach this probability
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
+    typical_p: f32,
+    /// Leave out the likeliest tokens this often (XTC); 0 is never
+    #[arg(
+        long,
+        default_value_t = 0.0,
+        allow_negative_numbers = true,
+        value_name = "P"
+    )]
+    xtc_probability: f32,
+    /// What is left out: of the tokens above this probability, all but the least likely
+    #[arg(
+        long,
+        default_value_t = 0.1,
+        allow_negative_numbers = true,
+        value_name = "P"
+    )]
+    xtc_threshold: f32,
+    /// Make repeated passages less likely (DRY) by this, more for each token; 0 is off
+    #[arg(
+        long,
+        default_value_t = 0.0,
+        allow_negative_numbers = true,
+        value_name = "AMOUNT"
+    )]
+    dry_multiplier: f32,
+    /// How much more for each token of a repeated passage
+    #[arg(
+        long,
+        default_value_t = 1.75,
+        allow_negative_numbers = true,
+        value_name = "FACTOR"
+    )]
+    dry_base: f32,
+    /// The shortest passage that counts as repeated
+    #[arg(long, default_value_t = 2, value_name = "N")]
+    dry_allowed_length: u32,
+    /// How many of the last tokens are looked at; 0 is all
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    dry_range: u32,
+    /// A text that ends a passage, in place of line break, colon, quote and asterisk (repeatable)
+    #[arg(long, value_name = "TEXT")]
+    dry_breaker: Vec<String>,
     /// Seed of the random numbers [default: another one each time]
     #[arg(long)]
     seed: Option<u64>,
@@ -98,6 +142,14 @@ pub(crate) struct SamplerArgs {
 }
 
 impl SamplerArgs {
+    /// Sets `config` and what goes with it in a request.
+    pub(crate) fn apply(&self, config: SamplerConfig, request: &mut Request) {
+        request.sampler = config;
+        if !self.dry_breaker.is_empty() {
+            request.dry_breakers.clone_from(&self.dry_breaker);
+        }
+    }
+
     /// The settings.
     ///
     /// # Errors
@@ -108,6 +160,15 @@ impl SamplerArgs {
             top_p: self.top_p,
             top_k: self.top_k,
             min_p: self.min_p,
+            typical_p: self.typical_p,
+            xtc: (self.xtc_probability != 0.0)
+                .then(|| Xtc::new(self.xtc_probability, self.xtc_threshold)),
+            dry: (self.dry_multiplier != 0.0).then(|| Dry {
+                base: self.dry_base,
+                allowed_length: self.dry_allowed_length,
+                range: self.dry_range,
+                ..Dry::new(self.dry_multiplier)
+            }),
             seed: self.seed,
             repetition_penalty: self.repetition_penalty,
             presence_penalty: self.presence_penalty,

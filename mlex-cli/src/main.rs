@@ -3,6 +3,7 @@
 
 mod args;
 mod bench;
+mod chat;
 mod convert;
 mod failure;
 mod generate;
@@ -13,6 +14,7 @@ mod output;
 mod progress;
 mod pull;
 mod score;
+mod show;
 
 use std::process::ExitCode;
 use std::sync::OnceLock;
@@ -32,6 +34,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Generate(generate::Args),
+    Chat(chat::Args),
     Score(score::Args),
     Inspect(inspect::Args),
     Convert(convert::Args),
@@ -44,6 +47,7 @@ fn main() -> ExitCode {
     start_logging();
     let done = match &cli.command {
         Command::Generate(args) => generate::run(args),
+        Command::Chat(args) => chat::run(args),
         Command::Score(args) => score::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Convert(args) => convert::run(args),

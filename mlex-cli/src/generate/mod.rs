@@ -9,14 +9,19 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use mlex_models::ModelFiles;
-use mlex_models::generate::{Completion, Event, FinishReason, LoadOptions, Request, Session};
-use serde_json::{Value, json};
+use mlex_models::generate::{
+    Completion, Event, FinishReason, LoadOptions, Request, Session, TokenLogprob, TokenLogprobs,
+};
+use mlex_models::text::Answer;
+use serde_json::{Map, Value, json};
 
 use crate::args::{ModelArgs, SamplerArgs};
 use crate::failure::{self, INTERRUPTED};
 use crate::interrupt::cancel_on_interrupt;
-use crate::output::{note, print, print_json, size};
+use crate::output::{note, number, print_json, size};
 use crate::progress::{ByteBar, PrefillBar};
+use crate::show::{Show, call_json};
+pub(crate) use prompt::Conversation;
 use prompt::PromptArgs;
 
 /// Generate text from a prompt or a conversation
@@ -36,6 +41,18 @@ pub(crate) struct Args {
     /// Go on after an end-of-text token, up to --max-tokens
     #[arg(long)]
     ignore_eos: bool,
+    /// Do not show the reasoning
+    #[arg(long)]
+    hide_reasoning: bool,
+    /// End the reasoning after this many tokens, and go on with the answer
+    #[arg(long, value_name = "N")]
+    reasoning_budget: Option<usize>,
+    /// Generate so many answers; the seeds of further ones are the next numbers
+    #[arg(long, short = 'n', default_value = "1", value_name = "N")]
+    choices: NonZeroUsize,
+    /// With --json, log-probabilities of each token and of the K likeliest ones
+    #[arg(long, value_name = "K", requires = "json")]
+    logprobs: Option<usize>,
     /// How many prompt tokens are computed at once
     #[arg(long, default_value = "512", value_name = "N")]
     prefill_step: NonZeroUsize,
@@ -67,18 +84,28 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     request.prefill_step = args.prefill_step.get();
     request.stop.clone_from(&args.stop);
     request.ignore_eos = args.ignore_eos;
-    request.sampler = sampler;
+    request.reasoning_budget = args.reasoning_budget;
+    request.choices = args.choices.get();
+    request.logprobs = args.logprobs;
+    args.sampler.apply(sampler, &mut request);
 
     // Never dropped: its thread waits, idle, until the program has ended. Taking the model
     // apart would only delay the end.
     let session = ManuallyDrop::new(load(&path, &args.model)?);
-    let output = generate(&session, request, !args.json)?;
+    let show = (!args.json).then(|| Show::new(!args.hide_reasoning));
+    let output = generate(&session, request, show)?;
     if args.json {
-        print_json(&output.json(session.info().load_time.as_secs_f64()))?;
+        let load_s = session.info().load_time.as_secs_f64();
+        print_json(&output.json(args.logprobs.is_some(), load_s)?)?;
     } else {
-        output.print_statistics();
+        for choice in &output.choices {
+            choice.print_statistics()?;
+        }
     }
-    let cancelled = output.completion.finish_reason == FinishReason::Cancelled;
+    let mut cancelled = false;
+    for choice in &output.choices {
+        cancelled |= choice.completion()?.finish_reason == FinishReason::Cancelled;
+    }
     Ok(if cancelled {
         ExitCode::from(INTERRUPTED)
     } else {
@@ -86,7 +113,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     })
 }
 
-fn load(path: &Path, args: &ModelArgs) -> Result<Session> {
+/// Loads a model, with a bar on the terminal.
+pub(crate) fn load(path: &Path, args: &ModelArgs) -> Result<Session> {
     let bar = ByteBar::new("loading");
     let mut options = LoadOptions::default();
     options.dtype = args.dtype;
@@ -100,73 +128,96 @@ fn load(path: &Path, args: &ModelArgs) -> Result<Session> {
 
 /// All that a generation has given.
 struct Output {
-    text: String,
-    tokens: Vec<u32>,
     prompt_tokens: Vec<u32>,
-    completion: Completion,
+    choices: Vec<Choice>,
 }
 
-/// Runs `request`, printing the text as it comes if `stream`.
-fn generate(session: &Session, request: Request, stream: bool) -> Result<Output> {
+/// One answer.
+#[derive(Default)]
+struct Choice {
+    answer: Answer,
+    tokens: Vec<u32>,
+    logprobs: Vec<Option<TokenLogprobs>>,
+    completion: Option<Completion>,
+}
+
+/// Runs `request`, printing the answer as it comes if there is a `show`.
+fn generate(session: &Session, request: Request, mut show: Option<Show>) -> Result<Output> {
+    let choices = request.choices;
     let events = session.generate(request);
     let handle = events.cancel_handle();
     let cancel = handle.clone();
     cancel_on_interrupt(move || cancel.cancel())?;
-    let (mut text, mut tokens, mut prompt_tokens) = (String::new(), Vec::new(), Vec::new());
-    let mut completion = None;
+    let mut output = Output {
+        prompt_tokens: Vec::new(),
+        choices: Vec::new(),
+    };
+    let mut choice = Choice::default();
     let mut printed = Ok(());
     let mut bar = PrefillBar::new();
-    let mut add = |piece: &str| {
-        text.push_str(piece);
-        if stream && printed.is_ok() && !piece.is_empty() {
-            printed = print(piece);
+    for event in events {
+        let event = event?;
+        event.add_to(&mut choice.answer);
+        if !matches!(event, Event::Prompt(_) | Event::Prefill(_)) {
+            bar.finish();
+        }
+        if let Some(show) = &mut show {
+            for part in event.parts() {
+                if printed.is_ok() {
+                    printed = show.part(part);
+                }
+            }
             if printed.is_err() {
                 // Not left at once: the program must not end while the model computes.
                 handle.cancel();
             }
         }
-    };
-    for event in events {
-        match event? {
+        match event {
             Event::Prompt(ids) => {
                 bar.start(ids.len());
-                prompt_tokens = ids;
+                output.prompt_tokens = ids;
             }
             Event::Prefill(progress) => bar.set(progress),
-            Event::Token { id, text } => {
-                bar.finish();
-                tokens.push(id);
-                add(&text);
+            Event::Choice(index) if show.is_some() => {
+                note(&format!("answer {} of {choices}:", index + 1));
             }
-            Event::Text(text) => add(&text),
-            Event::Done(done) => completion = Some(done),
+            Event::Token { id, logprobs, .. } => {
+                choice.tokens.push(id);
+                choice.logprobs.push(logprobs);
+            }
+            Event::Done(done) => {
+                choice.completion = Some(done);
+                output.choices.push(std::mem::take(&mut choice));
+                if let Some(show) = &mut show
+                    && printed.is_ok()
+                {
+                    printed = show.finish();
+                }
+            }
             _ => {}
         }
     }
     bar.finish();
     printed?;
-    if stream && !text.is_empty() && !text.ends_with('\n') {
-        print("\n")?;
-    }
-    let completion = completion.context("the generation has ended without a result")?;
-    Ok(Output {
-        text,
-        tokens,
-        prompt_tokens,
-        completion,
-    })
+    Ok(output)
 }
 
-impl Output {
-    fn print_statistics(&self) {
+impl Choice {
+    fn completion(&self) -> Result<&Completion> {
+        let missing = "the generation has ended without a result";
+        self.completion.as_ref().context(missing)
+    }
+
+    fn print_statistics(&self) -> Result<()> {
+        let completion = self.completion()?;
         let Completion {
             usage,
             timings,
             finish_reason,
             ..
-        } = &self.completion;
-        let prefill = rate(self.completion.prefill_tps());
-        let decode = rate(self.completion.decode_tps());
+        } = completion;
+        let prefill = rate(completion.prefill_tps());
+        let decode = rate(completion.decode_tps());
         note(&format!(
             "prompt:     {} tokens{prefill}",
             usage.prompt_tokens
@@ -179,34 +230,71 @@ impl Output {
             "peak memory: {}",
             size(timings.peak_memory_bytes as u64)
         ));
+        Ok(())
     }
 
-    fn json(&self, load_s: f64) -> Value {
-        let Completion {
-            usage,
-            timings,
-            finish_reason,
-            ..
-        } = &self.completion;
-        json!({
-            "text": self.text,
-            "tokens": self.tokens,
-            "prompt_tokens": self.prompt_tokens,
-            "finish_reason": finish_reason.to_string(),
-            "reasoning": null,
-            "tool_calls": [],
-            "usage": {
+    /// The fields that each answer has.
+    fn json(&self, with_logprobs: bool) -> Result<Map<String, Value>> {
+        let completion = self.completion()?;
+        let mut fields = Map::new();
+        fields.insert("text".into(), self.answer.text.clone().into());
+        fields.insert("tokens".into(), self.tokens.clone().into());
+        let reason = completion.finish_reason.to_string();
+        fields.insert("finish_reason".into(), reason.into());
+        fields.insert("reasoning".into(), json!(self.answer.reasoning));
+        let calls = self.answer.tool_calls.iter().map(call_json).collect();
+        fields.insert("tool_calls".into(), calls);
+        if !self.answer.malformed.is_empty() {
+            fields.insert("malformed_tool_calls".into(), json!(self.answer.malformed));
+        }
+        if with_logprobs {
+            let logprobs = self.logprobs.iter().map(logprobs_json).collect();
+            fields.insert("logprobs".into(), logprobs);
+        }
+        Ok(fields)
+    }
+}
+
+impl Output {
+    fn json(&self, with_logprobs: bool, load_s: f64) -> Result<Value> {
+        let first = self.choices.first();
+        let first = first.context("the generation has ended without a result")?;
+        let Completion { usage, timings, .. } = first.completion()?;
+        let mut fields = first.json(with_logprobs)?;
+        fields.insert("prompt_tokens".into(), self.prompt_tokens.clone().into());
+        if self.choices.len() > 1 {
+            let choices = self.choices.iter().map(|choice| choice.json(with_logprobs));
+            let choices = choices.collect::<Result<Vec<_>>>()?;
+            fields.insert("choices".into(), json!(choices));
+        }
+        fields.insert(
+            "usage".into(),
+            json!({
                 "prompt_tokens": usage.prompt_tokens,
                 "completion_tokens": usage.completion_tokens,
-            },
-            "timings": {
+            }),
+        );
+        fields.insert(
+            "timings".into(),
+            json!({
                 "load_s": load_s,
-                "prefill_tps": self.completion.prefill_tps(),
-                "decode_tps": self.completion.decode_tps(),
+                "prefill_tps": first.completion()?.prefill_tps(),
+                "decode_tps": first.completion()?.decode_tps(),
                 "peak_memory_bytes": timings.peak_memory_bytes,
-            },
-        })
+            }),
+        );
+        Ok(Value::Object(fields))
     }
+}
+
+/// The log-probabilities at a token; null for one that was put in.
+fn logprobs_json(logprobs: &Option<TokenLogprobs>) -> Value {
+    let Some(logprobs) = logprobs else {
+        return Value::Null;
+    };
+    let top = |token: &TokenLogprob| json!({"id": token.id, "logprob": number(token.logprob)});
+    let top: Vec<Value> = logprobs.top.iter().map(top).collect();
+    json!({"logprob": number(logprobs.logprob), "top": top})
 }
 
 /// `, 12.34 tokens/s`; nothing where nothing was measured.

@@ -161,13 +161,17 @@ fn with_system(system: Option<String>, mut messages: Vec<Value>) -> Result<Vec<V
 
 /// The messages of a file, and tools where it has some.
 #[derive(Debug, PartialEq)]
-struct Conversation {
-    messages: Vec<Value>,
-    tools: Vec<Value>,
+pub(crate) struct Conversation {
+    pub(crate) messages: Vec<Value>,
+    pub(crate) tools: Vec<Value>,
 }
 
 impl Conversation {
-    fn read(path: &Path) -> Result<Self> {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn read(path: &Path) -> Result<Self> {
         let (name, text) = if path == Path::new(STDIN) {
             ("stdin".to_owned(), read_stdin()?)
         } else {

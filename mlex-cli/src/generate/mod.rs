@@ -261,7 +261,8 @@ impl Output {
         let first = first.context("the generation has ended without a result")?;
         let Completion { usage, timings, .. } = first.completion()?;
         let mut fields = first.json(with_logprobs)?;
-        fields.insert("prompt_tokens".into(), self.prompt_tokens.clone().into());
+        let prompt_tokens = self.prompt_tokens.clone().into();
+        fields.shift_insert(2, "prompt_tokens".into(), prompt_tokens);
         if self.choices.len() > 1 {
             let choices = self.choices.iter().map(|choice| choice.json(with_logprobs));
             let choices = choices.collect::<Result<Vec<_>>>()?;

@@ -6,7 +6,9 @@
 
 use std::sync::LazyLock;
 
-use mlex_models::text::{Answer, OutputFormat, OutputParser, Part, ToolCall, ToolFormat};
+use mlex_models::text::{
+    Answer, ChatRequest, ChatTemplate, OutputFormat, OutputParser, Part, ToolCall, ToolFormat,
+};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
@@ -481,5 +483,41 @@ proptest! {
             let without = |text: &str| text.replace(THINK.0, "").replace(THINK.1, "");
             prop_assert_eq!(without(&everything(&found)), without(&text));
         }
+    }
+}
+
+#[test]
+fn what_qwen3s_template_writes_is_read_back() {
+    let file: Value = serde_json::from_str(include_str!("data/qwen3-template.json")).unwrap();
+    let source = file["template"].as_str().unwrap();
+    let template = ChatTemplate::new(source).unwrap();
+    assert_eq!(ToolFormat::of(source), Some(ToolFormat::Json));
+    for row in golden().rows.iter().filter(|row| row["calls"].is_array()) {
+        let calls = row["calls"].as_array().unwrap();
+        let written: Vec<Value> = calls
+            .iter()
+            .map(|call| json!({"type": "function", "function": call}))
+            .collect();
+        let user = json!({"role": "user", "content": "a"});
+        let assistant = json!({
+            "role": "assistant", "content": "b", "reasoning_content": "c", "tool_calls": written,
+        });
+        let rendered = template
+            .render(&ChatRequest {
+                messages: &[user, assistant],
+                ..ChatRequest::default()
+            })
+            .unwrap();
+        let (_, rendered) = rendered.split_once("<|im_start|>assistant\n").unwrap();
+        let rendered = rendered.strip_suffix("<|im_end|>\n").unwrap();
+        let answer = answer(&format(ToolFormat::Json), &golden().tools, rendered);
+        let found: Vec<Value> = answer
+            .tool_calls
+            .iter()
+            .map(|call| json!({"name": call.name, "arguments": call.arguments}))
+            .collect();
+        assert_eq!(&found, calls, "{rendered}");
+        assert_eq!(answer.reasoning.as_deref(), Some("\nc\n"));
+        assert_eq!(answer.text.trim(), "b");
     }
 }

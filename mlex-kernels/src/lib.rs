@@ -9,6 +9,7 @@
 //!   [`softcap`].
 //! * [`gated_delta`]: a linear-attention layer between its projections.
 //! * [`Routes`]: which rows go to which expert of a mixture.
+//! * [`gpu`]: sources of kernels for Metal and CUDA.
 //!
 //! Elements are [`f32`], [`half::f16`] or [`half::bf16`]; sums are always in f32. The vector
 //! instructions are chosen at run time ([`Level`]), and work is spread over one pool of
@@ -20,6 +21,7 @@ mod choose;
 mod element;
 mod error;
 mod gated_delta;
+pub mod gpu;
 mod matmul;
 mod moe;
 mod norm;

@@ -50,6 +50,7 @@ macro_rules! handle {
         }
     };
 }
+pub(super) use handle;
 
 handle!(
     /// One reference to an array.

@@ -13,6 +13,7 @@
 mod closure;
 mod data;
 mod error;
+mod gpu_kernel;
 mod handle;
 mod host;
 pub(crate) mod mapped_file;
@@ -28,6 +29,7 @@ use crate::{Array, Error, Result, Stream};
 
 pub(crate) use closure::Closure;
 pub(crate) use data::{array_from_bytes, array_from_slice, bytes_of, dtype_of, shape_of, slice_of};
+pub(crate) use gpu_kernel::{GpuKernelHandle, new_gpu_kernel};
 pub(crate) use handle::{
     ArrayHandle, DeviceHandle, StreamHandle, StringHandle, VectorHandle, c_string,
 };

@@ -1,0 +1,98 @@
+//! Sources of GPU kernels, as MLX's custom-kernel calls take them: the body of a function whose
+//! parameters are the named inputs and outputs.
+//!
+//! Metal and CUDA share the body. What differs stands in two preludes: where a thread finds its
+//! place, and how 32 lanes add up. A body uses
+//!
+//! * `lane`, 0 to 31, and `row` and `plane`, its place along the second and third dimension of
+//!   the grid (the first is the lanes);
+//! * `lane_sum(x)`, the sum of a float over the 32 lanes, in all of them;
+//! * its parameters as pointers by index, so that the address space does not show.
+
+/// A GPU kernel.
+#[derive(Debug, Clone, Copy)]
+pub struct GpuSource {
+    /// Its name.
+    pub name: &'static str,
+    /// The names of the inputs, in order.
+    pub inputs: &'static [&'static str],
+    /// The names of the outputs, in order.
+    pub outputs: &'static [&'static str],
+    body: &'static str,
+}
+
+/// The text of a kernel for one kind of GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuText {
+    /// What stands before the function.
+    pub header: &'static str,
+    /// What stands in it.
+    pub source: String,
+}
+
+impl GpuSource {
+    /// The text for Metal. Thread positions are named in it, by which MLX finds out what to
+    /// pass.
+    pub fn metal(&self) -> GpuText {
+        GpuText {
+            header: "inline float lane_sum(float x) { return metal::simd_sum(x); }\n",
+            source: format!(
+                "  const uint lane = thread_index_in_simdgroup;
+  const uint row = thread_position_in_grid.y;
+  const uint plane = thread_position_in_grid.z;
+{}",
+                self.body
+            ),
+        }
+    }
+
+    /// The text for CUDA.
+    pub fn cuda(&self) -> GpuText {
+        GpuText {
+            header: "__device__ inline float lane_sum(float x) {
+  for (int offset = 16; offset > 0; offset /= 2) {
+    x += __shfl_xor_sync(0xffffffffu, x, offset);
+  }
+  return x;
+}
+",
+            source: format!(
+                "  const unsigned int lane = threadIdx.x;
+  const unsigned int row = blockIdx.y * blockDim.y + threadIdx.y;
+  const unsigned int plane = blockIdx.z * blockDim.z + threadIdx.z;
+{}",
+                self.body
+            ),
+        }
+    }
+}
+
+/// The gated delta rule over all positions.
+///
+/// | Input | |
+/// |---|---|
+/// | `queries`, `keys` | `[B, L, H_k, D_k]` |
+/// | `values` | `[B, L, H_v, D_v]` |
+/// | `log_decay`, `beta` | `[B, L, H_v]`, f32 |
+/// | `state` | `[B, H_v, D_v, D_k]`, f32 |
+/// | `length` | `[1]`, int32: `L` |
+/// | `mask` | `[B, L]`, bool, if `MASKED`, else anything |
+///
+/// Outputs are `y` `[B, L, H_v, D_v]` of type `T` and `state_after`. Constants are `MASKED`,
+/// `KEY_HEADS`, `VALUE_HEADS`, `KEY_DIM` (a multiple of 32), `VALUE_DIM` and `ROWS` (which
+/// divides it). The grid is `[32, VALUE_DIM / ROWS, B * VALUE_HEADS]`.
+pub const GATED_DELTA: GpuSource = GpuSource {
+    name: "mlex_gated_delta",
+    inputs: &[
+        "queries",
+        "keys",
+        "values",
+        "log_decay",
+        "beta",
+        "state",
+        "length",
+        "mask",
+    ],
+    outputs: &["y", "state_after"],
+    body: include_str!("../gpu/gated_delta.inc"),
+};

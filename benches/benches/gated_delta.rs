@@ -130,7 +130,6 @@ fn layers(c: &mut Criterion) {
                 (Backend::Kernels, 2048),
                 (Backend::Kernels, 8192),
                 (Backend::Mlx, 512),
-                (Backend::Mlx, 2048),
             ] {
                 let dims = [1, length, config.hidden_size];
                 let x = normal(&dims, dtype, 0).expect("a valid shape");

@@ -111,7 +111,13 @@ impl Weight {
             Self::Dense { .. } if m <= 4 => 1e-6,
             Self::Dense { .. } if precision == Precision::F32 && fine => 1e-6,
             Self::Dense { .. } => 4e-3,
-            Self::Quantized(..) if m <= 4 => if fine { EXACT } else { COARSE },
+            Self::Quantized(..) if m <= 4 => {
+                if fine {
+                    EXACT
+                } else {
+                    COARSE
+                }
+            }
             Self::Quantized(..) => match precision {
                 Precision::F32 if fine => EXACT,
                 Precision::F32 => COARSE,

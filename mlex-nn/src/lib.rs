@@ -12,6 +12,7 @@ mod embedding;
 mod error;
 mod gated_attention;
 pub mod gated_delta;
+mod gpu;
 mod host;
 mod linear;
 mod moe;

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use mlex_core::Array;
+use mlex_core::{Array, Device, Stream};
 use mlex_nn::gated_delta::{DeltaInputs, gated_delta_rule};
 use mlex_nn::{
     GatedDeltaConfig, GatedDeltaNet, LazyTensor, QuantizationConfig, RecurrentCache, Weights,
@@ -230,6 +230,34 @@ fn sizes_of_real_heads() {
         let (expected, last) = problem.truth(&[0]);
         check(&format!("{kind:?}"), &y, &expected);
         check(&format!("{kind:?}: state"), &state, &last);
+    }
+}
+
+/// On a GPU these sizes are done by a kernel, which must have no other result.
+#[test]
+fn on_every_device() {
+    for device in [Device::Cpu, Device::Gpu(0)] {
+        if !device.is_available().unwrap() {
+            continue;
+        }
+        let stream = Stream::default_of(device).unwrap();
+        stream.scope(|| {
+            for kind in KINDS {
+                for (dims, length) in [([64, 12], 5), ([128, 128], 70), ([32, 4], 600)] {
+                    let problem = Problem::new(kind, [2, length], [2, 4], dims);
+                    for padding in [[0, 0], [3, 0]] {
+                        let (expected, last) = problem.truth(&padding);
+                        let padding = (padding != [0, 0]).then_some(&padding[..]);
+                        for ends in [vec![length], vec![1, 4, length]] {
+                            let (y, state) = problem.run(&ends, padding);
+                            let what = format!("{device} {kind:?} {dims:?} {padding:?}");
+                            check(&what, &y, &expected);
+                            check(&format!("{what}: state"), &state, &last);
+                        }
+                    }
+                }
+            }
+        });
     }
 }
 

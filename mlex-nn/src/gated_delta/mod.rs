@@ -4,6 +4,7 @@
 //! The state and the decay are in f32 whatever the layer computes in; everything else has the
 //! type of the input. References: mlx-lm `models/qwen3_next.py`, `models/gated_delta.py`.
 
+mod gpu;
 mod rule;
 
 use mlex_core::{Array, Dtype};

@@ -23,6 +23,7 @@
 
 use mlex_core::{Array, Dtype};
 
+use super::gpu;
 use crate::{Error, Result};
 
 /// Positions of a chunk.
@@ -45,14 +46,14 @@ pub struct DeltaInputs<'a> {
 
 /// Sizes of a call.
 #[derive(Clone, Copy)]
-struct Sizes {
-    batch: i32,
-    length: i32,
-    key_heads: i32,
+pub(super) struct Sizes {
+    pub(super) batch: i32,
+    pub(super) length: i32,
+    pub(super) key_heads: i32,
     /// Value heads of each key head.
-    group: i32,
-    key_dim: i32,
-    value_dim: i32,
+    pub(super) group: i32,
+    pub(super) key_dim: i32,
+    pub(super) value_dim: i32,
 }
 
 impl Sizes {
@@ -101,6 +102,9 @@ pub fn gated_delta_rule(
     mask: Option<&Array>,
 ) -> Result<(Array, Array)> {
     let sizes = Sizes::of(inputs)?;
+    if let Some(outputs) = gpu::gated_delta_rule(inputs, state, mask, sizes)? {
+        return Ok(outputs);
+    }
     let [batch, key_heads, group, value_dim, key_dim] = sizes.state();
     let state = match state {
         Some(state) => state
@@ -111,11 +115,9 @@ pub fn gated_delta_rule(
     let gates = match mask {
         // Without a step and a decay the state stays.
         Some(mask) => {
-            let mask = mask.expand_dims(-1)?.as_type(Dtype::Float32)?;
-            [
-                inputs.log_decay.multiply(&mask)?,
-                inputs.beta.multiply(&mask)?,
-            ]
+            let mask = mask.expand_dims(-1)?;
+            let real = |x: &Array| mask.where_(x, &x.zeros_like()?);
+            [real(inputs.log_decay)?, real(inputs.beta)?]
         }
         None => [inputs.log_decay.clone(), inputs.beta.clone()],
     };

@@ -51,6 +51,11 @@ pub fn set_kernels(enabled: bool) {
     ENABLED.store(enabled, Ordering::Relaxed);
 }
 
+/// Whether kernels are to be used.
+pub(crate) fn enabled() -> bool {
+    ENABLED.load(Ordering::Relaxed)
+}
+
 /// Whether the kernels compute on `x` as it will be used now.
 fn applies(x: &Array) -> mlex_core::Result<bool> {
     Ok(is_kernel_float(x.dtype()) && on_cpu()?)
@@ -58,7 +63,7 @@ fn applies(x: &Array) -> mlex_core::Result<bool> {
 
 /// Whether the kernels compute at all now.
 fn on_cpu() -> mlex_core::Result<bool> {
-    Ok(ENABLED.load(Ordering::Relaxed) && Stream::current()?.device() == Device::Cpu)
+    Ok(enabled() && Stream::current()?.device() == Device::Cpu)
 }
 
 /// Whether the kernels know a dtype.

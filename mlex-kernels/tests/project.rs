@@ -376,7 +376,8 @@ fn gates_of_every_kind_and_number_of_rows() {
                 Kind::Quantized(mode) => mode.group_size() * (1 + r.below(3)),
             };
             let n = [1, 33, 71][r.below(3)];
-            let weights = [false, seed % 2 == 0].map(|b| Weight::new(kind, n, k, b, &mut r));
+            let weights =
+                [false, seed.is_multiple_of(2)].map(|b| Weight::new(kind, n, k, b, &mut r));
             check_any_gated(&weights, m, k, seed, &format!("{kind:?}"));
         }
     }

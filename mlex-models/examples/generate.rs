@@ -58,16 +58,15 @@ fn main() -> Result<()> {
                 stdout().flush()?;
             }
         }
-        match event {
-            Event::Done(done) => eprintln!(
+        if let Event::Done(done) = event {
+            eprintln!(
                 "\n{}: {} prompt tokens at {:.0}/s, {} tokens at {:.0}/s",
                 done.finish_reason,
                 done.usage.prompt_tokens,
                 done.prefill_tps(),
                 done.usage.completion_tokens,
                 done.decode_tps()
-            ),
-            _ => {}
+            )
         }
     }
     Ok(())

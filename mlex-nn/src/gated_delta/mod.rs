@@ -88,6 +88,7 @@ impl GatedDeltaConfig {
 
 /// The projections of the input.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "one for each layer of a model")]
 enum Input {
     /// One for queries, keys and values (`in_proj_qkv`), and one each for the output's gate,
     /// the step size and the decay (`in_proj_z`, `in_proj_b`, `in_proj_a`).

@@ -16,8 +16,7 @@ pub(crate) trait Step: Send + Sync + 'static {
     /// The name, for errors.
     fn name(&self) -> &'static str;
 
-    /// Computes the outputs; each starts with any content, or as the input that it is in place
-    /// of, whose own view is empty then.
+    /// Computes the outputs; each starts with any content.
     fn run(
         &self,
         inputs: &[HostView<'_>],
@@ -86,8 +85,6 @@ enum Origin {
     Input(usize),
     /// Made by a step.
     Made,
-    /// Made by a step in the memory of an input.
-    InPlace(usize),
 }
 
 struct Recorded {
@@ -191,18 +188,6 @@ impl Sequence {
         self.slot(Shape::from_slice(shape), dtype, Origin::Made)
     }
 
-    /// An output of the next step, in the memory of an input where nothing else refers to it.
-    /// It has to be one that the sequence finishes with.
-    pub(crate) fn output_in_place(&mut self, input: Value) -> Value {
-        let Slot { shape, dtype, .. } = &self.slots[input.0];
-        let (shape, dtype) = (shape.clone(), *dtype);
-        let origin = match self.slots[input.0].origin {
-            Origin::Input(index) => Origin::InPlace(index),
-            other => other,
-        };
-        self.slot(shape, dtype, origin)
-    }
-
     /// Adds a step.
     pub(crate) fn step(&mut self, step: impl Step, inputs: &[Value], outputs: &[Value]) {
         self.steps.push(Recorded {
@@ -218,19 +203,8 @@ impl Sequence {
     /// When the current stream is not one of the CPU.
     pub fn finish(self, outputs: &[Value]) -> Result<Vec<Array>> {
         let specs = outputs.iter().map(|value| {
-            let Slot {
-                shape,
-                dtype,
-                origin,
-            } = &self.slots[value.0];
-            HostOutput {
-                shape: shape.to_vec(),
-                dtype: *dtype,
-                in_place: match origin {
-                    Origin::InPlace(index) => Some(*index),
-                    _ => None,
-                },
-            }
+            let Slot { shape, dtype, .. } = &self.slots[value.0];
+            HostOutput::new(&shape[..], *dtype)
         });
         let specs = specs.collect();
         // The last step that uses each value.

@@ -97,12 +97,15 @@ impl CallObject {
             let byte = self.raw.as_bytes()[at];
             let (was_string, was_depth) = (self.span.string, self.span.depth);
             let closed = self.span.step(byte);
+            #[allow(clippy::collapsible_match, reason = "a guard should change nothing")]
             match byte {
                 b'"' if was_depth == 1 && !was_string => self.string_start = at,
-                b'"' if was_depth == 1 && was_string && !self.span.string => {
-                    if self.field(at, strict, grown).is_none() {
-                        return Err(self.fail(at + 1, grown) - before);
-                    }
+                b'"' if was_depth == 1
+                    && was_string
+                    && !self.span.string
+                    && self.field(at, strict, grown).is_none() =>
+                {
+                    return Err(self.fail(at + 1, grown) - before);
                 }
                 b':' if was_depth == 1 && !was_string => self.value = true,
                 b',' if was_depth == 1 && !was_string => self.value = false,
@@ -112,10 +115,13 @@ impl CallObject {
                     }
                     self.sent = at;
                 }
-                b'}' if self.span.depth == 1 && was_depth == 2 && !was_string => {
-                    if self.start.is_some() && self.end.is_none() {
-                        self.end = Some(at + 1);
-                    }
+                b'}' if self.span.depth == 1
+                    && was_depth == 2
+                    && !was_string
+                    && self.start.is_some()
+                    && self.end.is_none() =>
+                {
+                    self.end = Some(at + 1);
                 }
                 _ => {}
             }

@@ -107,7 +107,7 @@ fn number(text: &str) -> Option<Value> {
     }
     let value: f64 = text.parse().ok()?;
     // 2^63 is exact in f64; beyond it the cast would not be.
-    if value.fract() == 0.0 && value.abs() < 9.223_372_036_854_775_8e18 {
+    if value.fract() == 0.0 && value.abs() < 9.223_372_036_854_776e18 {
         return Some((value as i64).into());
     }
     Number::from_f64(value).map(Value::Number)

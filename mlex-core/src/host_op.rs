@@ -272,7 +272,8 @@ pub(crate) fn row_major(shape: &[i32], strides: &mut Vec<i64>) {
     strides.clear();
     strides.resize(shape.len(), 1);
     for axis in (1..shape.len()).rev() {
-        strides[axis - 1] = strides[axis] * i64::from(shape[axis]);
+        // Too many only where there are no elements, whose places do not matter.
+        strides[axis - 1] = strides[axis].saturating_mul(i64::from(shape[axis]));
     }
 }
 

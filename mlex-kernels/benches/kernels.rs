@@ -7,7 +7,8 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use half::{bf16, f16};
 use mlex_kernels::{
     Activation, AttentionOptions, AttentionShape, Heads, Linear, Mask, Mode, OutputOrder,
-    Precision, QuantizedWeight, Scales, attention, gated, linear, quantized_matmul, rms_norm,
+    Precision, Projection, QuantizedWeight, Scales, attention, gated, linear, project_gated,
+    quantized_matmul, rms_norm,
 };
 
 /// Numbers that look like noise, the same each time.
@@ -67,6 +68,57 @@ fn quantized(c: &mut Criterion) {
                 group.bench_function(id, |b| {
                     b.iter(|| {
                         quantized_matmul(&mut y, black_box(&x), &w, precision).expect("valid");
+                    });
+                });
+            }
+        }
+    }
+    group.finish();
+}
+
+/// A gate and what it multiplies: two matrices of 4 bits, one after the other in memory.
+fn gates(c: &mut Criterion) {
+    let mut group = c.benchmark_group("project_gated");
+    group.sample_size(10);
+    for (name, group_size, n, k) in [
+        ("smollm2-4bit", 32, 1536, 576),
+        ("qwen3-0.6b-4bit", 64, 3072, 1024),
+    ] {
+        let words = noise(2 * n * k / 8);
+        let packed: Vec<u32> = words.iter().map(|v| v.to_bits().rotate_left(9)).collect();
+        let scales: Vec<f16> = noise(n * k / group_size)
+            .into_iter()
+            .map(f16::from_f32)
+            .collect();
+        let mode = Mode::Affine {
+            bits: 4,
+            group_size,
+        };
+        let floats = scales[..].into();
+        let scales = Scales::Affine {
+            scales: floats,
+            biases: floats,
+        };
+        let (first, second) = packed.split_at(packed.len() / 2);
+        let [gate, up] = [first, second].map(|packed| {
+            let w = QuantizedWeight::new(mode, n, k, packed, scales).expect("lengths match");
+            Projection::Quantized(w, None)
+        });
+        let bytes = 4 * packed.len() + 4 * n * k / group_size * 2;
+        for m in [1, 512] {
+            let x = noise(m * k);
+            let mut y = vec![0f32; m * n];
+            group.throughput(throughput(m, 2 * n, k, bytes));
+            for precision in [Precision::F32, Precision::Bf16] {
+                if m <= 8 && precision == Precision::Bf16 {
+                    continue;
+                }
+                let id = BenchmarkId::new(name, format!("m{m}-{precision:?}"));
+                let weights = [&gate, &up];
+                group.bench_function(id, |b| {
+                    b.iter(|| {
+                        project_gated(&mut y, black_box(&x), weights, Activation::Silu, precision)
+                            .expect("valid");
                     });
                 });
             }
@@ -154,5 +206,5 @@ fn rows(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, quantized, dense, attentions, rows);
+criterion_group!(benches, quantized, gates, dense, attentions, rows);
 criterion_main!(benches);

@@ -42,7 +42,8 @@ pub fn layer_norm<T: Element>(
 }
 
 /// `sum = x + residual_scale * residual`, and the [`rms_norm`] of each row of it: the step
-/// between two layers of a residual stream. Products and sums are rounded to the element type.
+/// between two layers of a residual stream. The scale, products and sums are rounded to the
+/// element type, as those of MLX are.
 ///
 /// # Errors
 /// When the slices differ in length, or as [`rms_norm`].
@@ -64,6 +65,7 @@ pub fn add_rms_norm<T: Element>(
     }
     let level = Level::current();
     let weight = weight.widened();
+    let factor = T::from_f32(residual_scale).to_f32();
     let rows = TASK.div_ceil(size);
     let (count, sums, normeds) = (
         x.len() / size,
@@ -77,7 +79,7 @@ pub fn add_rms_norm<T: Element>(
             level.dispatch(Add {
                 x: &x[range.clone()],
                 residual: &residual[range],
-                factor: residual_scale,
+                factor,
                 sum,
             });
             level.dispatch(Norm {

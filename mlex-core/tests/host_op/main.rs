@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod buffers;
+mod constants;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -71,11 +71,13 @@ pub(crate) fn record_linear<const N: usize>(
     weights: [Weight<'_>; N],
 ) -> Result<Option<[Value; N]>> {
     let dtype = sequence.dtype(x);
+    let columns = sequence.shape(x).last().copied();
     let mut parts: SmallVec<[Part; 3]> = SmallVec::new();
     for weight in weights {
         match Part::new(dtype, weight)? {
-            Some(part) => parts.push(part),
-            None => return Ok(None),
+            // MLX's operation says what does not fit.
+            Some(part) if Some(part.k()) == columns => parts.push(part),
+            _ => return Ok(None),
         }
     }
     let mut outputs = [x; N];
@@ -99,7 +101,8 @@ pub(crate) fn record_gated(
     let (Some(gate), Some(up)) = (Part::new(dtype, gate)?, Part::new(dtype, up)?) else {
         return Ok(None);
     };
-    if gate.n() != up.n() {
+    let columns = sequence.shape(x).last().copied();
+    if gate.n() != up.n() || [gate.k(), up.k()].map(Some) != [columns; 2] {
         return Ok(None);
     }
     let y = output(sequence, x, gate.n());
@@ -213,6 +216,15 @@ impl Part {
     /// Rows of the weight.
     fn n(&self) -> i32 {
         self.weight[0].shape().first().copied().unwrap_or_default()
+    }
+
+    /// Columns of the weight, before it was packed.
+    fn k(&self) -> i32 {
+        let stored = self.weight[0].shape().get(1).copied().unwrap_or_default();
+        match self.mode {
+            Some(mode) => (i64::from(stored) * 32 / mode.bits() as i64) as i32,
+            None => stored,
+        }
     }
 
     /// For `x` of `k` columns.

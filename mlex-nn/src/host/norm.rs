@@ -19,7 +19,8 @@ pub(crate) struct Parameters<'a> {
 }
 
 impl Parameters<'_> {
-    /// None where the result would have another dtype than `x`.
+    /// None where the result would have another dtype than `x`, or the shapes do not fit, which
+    /// MLX's operation says.
     fn constants(
         &self,
         sequence: &Sequence,
@@ -27,9 +28,11 @@ impl Parameters<'_> {
     ) -> mlex_core::Result<Option<Arc<[HostConstant]>>> {
         let arrays = std::iter::once(self.weight).chain(self.bias);
         let constants = self.constants.of(arrays)?;
-        let dtype = sequence.dtype(x);
-        let keeps = constants.iter().all(|array| keeps(dtype, array.dtype()));
-        Ok(keeps.then_some(constants))
+        let (dtype, last) = (sequence.dtype(x), sequence.shape(x).last());
+        let fits = |array: &HostConstant| {
+            keeps(dtype, array.dtype()) && last.is_some() && array.shape().last() == last
+        };
+        Ok(constants.iter().all(fits).then_some(constants))
     }
 }
 

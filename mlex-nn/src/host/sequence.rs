@@ -8,8 +8,8 @@ use mlex_core::{Array, Dtype, HostBuffer, HostOp, HostOutput, HostView, HostView
 use smallvec::SmallVec;
 
 use super::{applies, on_cpu};
-use crate::Result;
 use crate::cache::memory::Marker;
+use crate::{Error, Result};
 
 /// One operation of a [`Sequence`].
 pub(crate) trait Step: Send + Sync + 'static {
@@ -66,7 +66,8 @@ pub struct Sequence {
     after: Vec<Marker>,
 }
 
-/// What a [`Sequence`] has computed, or been given.
+/// What a [`Sequence`] has computed, or been given. Another sequence would take it for one of
+/// its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Value(usize);
 
@@ -188,6 +189,21 @@ impl Sequence {
         self.slot(Shape::from_slice(shape), dtype, Origin::Made)
     }
 
+    /// Refuses outputs that the node could not write.
+    fn check(&self, outputs: &[Value]) -> Result<()> {
+        let mut named = vec![false; self.slots.len()];
+        for value in outputs {
+            let slot = self.slots.get(value.0);
+            let made = slot.is_some_and(|slot| slot.origin == Origin::Made);
+            if !made || std::mem::replace(&mut named[value.0], true) {
+                let expected = "values that its steps have made, each once";
+                let found = format!("{value:?}");
+                return Err(Error::setting("outputs of a sequence", expected, found));
+            }
+        }
+        Ok(())
+    }
+
     /// Adds a step.
     pub(crate) fn step(&mut self, step: impl Step, inputs: &[Value], outputs: &[Value]) {
         self.steps.push(Recorded {
@@ -200,8 +216,10 @@ impl Sequence {
     /// The node: arrays of some of the values that steps have made, not computed yet.
     ///
     /// # Errors
-    /// When the current stream is not one of the CPU.
+    /// When a value was not made by a step or is named twice, or when the current stream is not
+    /// one of the CPU.
     pub fn finish(self, outputs: &[Value]) -> Result<Vec<Array>> {
+        self.check(outputs)?;
         let specs = outputs.iter().map(|value| {
             let Slot { shape, dtype, .. } = &self.slots[value.0];
             HostOutput::new(&shape[..], *dtype)

@@ -1,5 +1,4 @@
 //! `mlex chat` on a small model, and what `mlex generate` shows of typed answers.
-
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -202,6 +202,21 @@ fn calls_stand_between_text_and_end_reasoning() {
 }
 
 #[test]
+fn a_second_list_of_arguments_fails_at_the_same_place_in_any_split() {
+    // Found by `any_split_gives_the_same`.
+    let written = "{\"name\": \"now\", \"arguments\": {\"a\": 1}, \"parameters\": {}";
+    let format = format(ToolFormat::Llama3Json);
+    let tools = &golden().tools;
+    let whole = parts(&format, tools, false, [written]);
+    let single = written.split_inclusive(|_: char| true);
+    assert_eq!(parts(&format, tools, false, single), whole);
+    assert!(whole.contains(&Part::CallArguments {
+        index: 0,
+        json: "{\"a\": 1}".into()
+    }));
+}
+
+#[test]
 fn malformed_calls_come_back_as_written() {
     let json = format(ToolFormat::Json);
     for (written, expected) in [
@@ -268,6 +283,27 @@ fn a_call_may_lack_its_end_marker() {
     );
     assert_eq!(answer.tool_calls.len(), 1);
     assert_eq!(answer.text, "");
+}
+
+#[test]
+fn arguments_may_come_before_the_name_and_other_fields_between() {
+    let written = "<tool_call>{\"arguments\": {\"a\": {\"b\": \"}\"}}, \"id\": {}, \"x\": [{}, \":\"], \
+                   \"name\": \"f\"}</tool_call>";
+    let answer = answer(&format(ToolFormat::Json), &[], written);
+    assert_eq!(
+        json!(answer.tool_calls[0].arguments),
+        json!({"a": {"b": "}"}})
+    );
+    // Twice is not clear.
+    for twice in ["\"name\": \"f\"", "\"arguments\": {}"] {
+        let written = std::format!(
+            "<tool_call>{{\"name\": \"f\", \"arguments\": {{}}, {twice}}}</tool_call>"
+        );
+        assert_eq!(
+            self::answer(&format(ToolFormat::Json), &[], &written).malformed,
+            [written]
+        );
+    }
 }
 
 #[test]

@@ -97,33 +97,40 @@ impl CallObject {
             let byte = self.raw.as_bytes()[at];
             let (was_string, was_depth) = (self.span.string, self.span.depth);
             let closed = self.span.step(byte);
-            #[allow(clippy::collapsible_match, reason = "a guard should change nothing")]
-            match byte {
-                b'"' if was_depth == 1 && !was_string => self.string_start = at,
-                b'"' if was_depth == 1
-                    && was_string
-                    && !self.span.string
-                    && self.field(at, strict, grown).is_none() =>
-                {
-                    return Err(self.fail(at + 1, grown) - before);
+            let fits = match byte {
+                _ if was_depth != 1 && self.span.depth != 1 => true,
+                b'"' if was_depth == 1 && !was_string => {
+                    self.string_start = at;
+                    true
                 }
-                b':' if was_depth == 1 && !was_string => self.value = true,
-                b',' if was_depth == 1 && !was_string => self.value = false,
-                b'{' if was_depth == 1 && !was_string && self.value => {
-                    if ARGUMENTS.contains(&&*self.key) && self.start.replace(at).is_some() {
-                        return Err(self.fail(at + 1, grown) - before);
+                b'"' if was_depth == 1 && !self.span.string => {
+                    self.field(at, strict, grown).is_some()
+                }
+                _ if was_string => true,
+                b':' => {
+                    self.value = true;
+                    true
+                }
+                b',' => {
+                    self.value = false;
+                    true
+                }
+                b'{' if was_depth == 1 && self.value && ARGUMENTS.contains(&&*self.key) => {
+                    let first = self.start.is_none();
+                    if first {
+                        self.start = Some(at);
+                        self.sent = at;
                     }
-                    self.sent = at;
+                    first
                 }
-                b'}' if self.span.depth == 1
-                    && was_depth == 2
-                    && !was_string
-                    && self.start.is_some()
-                    && self.end.is_none() =>
-                {
-                    self.end = Some(at + 1);
+                b'}' if was_depth == 2 && self.start.is_some() => {
+                    self.end.get_or_insert(at + 1);
+                    true
                 }
-                _ => {}
+                _ => true,
+            };
+            if !fits {
+                return Err(self.fail(at + 1, grown) - before);
             }
             if closed {
                 self.raw.truncate(at + 1);

@@ -1,17 +1,19 @@
 //! The tools of a request: their names, and the types that their parameters have.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Number, Value};
 
 use super::literal;
 
 /// Tools as JSON schemas, `{"type": "function", "function": {"name": .., "parameters": ..}}`
-/// or the inner object alone.
+/// or the inner object alone. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Tools(Vec<Value>);
+pub(super) struct Tools(Arc<[Value]>);
 
 impl Tools {
     pub(super) fn new(tools: &[Value]) -> Self {
-        Self(tools.to_vec())
+        Self(tools.into())
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -106,8 +108,8 @@ fn number(text: &str) -> Option<Value> {
         return Some(integer.into());
     }
     let value: f64 = text.parse().ok()?;
-    // 2^63 is exact in f64; beyond it the cast would not be.
-    if value.fract() == 0.0 && value.abs() < 9.223_372_036_854_776e18 {
+    // As f64 the limit is 2^63; below it the cast is exact.
+    if value.fract() == 0.0 && value.abs() < i64::MAX as f64 {
         return Some((value as i64).into());
     }
     Number::from_f64(value).map(Value::Number)

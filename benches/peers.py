@@ -6,6 +6,7 @@
     python benches/peers.py --sweep context        the same with prompts of 512 and 4096 tokens
     python benches/peers.py --model qwen3-0.6b     Qwen3-0.6B's shape, random 4-bit weights
     python benches/peers.py --model gemma4-e2b     the same of Gemma 4 E2B (2.9 GB)
+    python benches/peers.py --model qwen3.5-0.8b   the same of Qwen3.5-0.8B: most layers are gated delta nets
 
 Prints Markdown tables of medians. The peers are the packages `llama-cpp-python` and `mlx-lm` of
 the Python that runs this; one that is not installed is left out, with a note on stderr. Each
@@ -59,7 +60,36 @@ QWEN3_0_6B = {
 }
 # mlx-lm's defaults have the sizes of Gemma 4 E2B.
 GEMMA4_E2B = {"architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "vocab_size": 262144}
-SHAPES = {"qwen3-0.6b": QWEN3_0_6B, "gemma4-e2b": GEMMA4_E2B}
+QWEN3_5_0_8B = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5",
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "intermediate_size": 3584,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": 248320,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000000,
+        "partial_rotary_factor": 0.25,
+    },
+    "max_position_embeddings": 262144,
+    "tie_word_embeddings": True,
+}
+RANDOM_MODELS = {
+    "qwen3-0.6b": QWEN3_0_6B,
+    "qwen3.5-0.8b": QWEN3_5_0_8B,
+    "gemma4-e2b": GEMMA4_E2B,
+}
 
 
 @dataclass(frozen=True)
@@ -209,15 +239,16 @@ def run_mlx_lm(model, threads, prompt_tokens, gen_tokens):
 
 def make_random_model(config, out):
     """Writes a checkpoint of the shape of `config`: random weights, affine 4 bits, group 64."""
+    import copy
+
     import mlx.core as mx
     import mlx.nn as nn
     from mlx.utils import tree_flatten
-    from mlx_lm.utils import _get_classes
 
     mx.set_default_device(mx.cpu)
     mx.random.seed(0)
-    model_class, args_class = _get_classes(config)
-    model = model_class(args_class.from_dict(config))
+    kind = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
+    model = kind.Model(kind.ModelArgs.from_dict(copy.deepcopy(config)))
     # bfloat16 and this layout are what the published 4-bit checkpoints have.
     model.set_dtype(mx.bfloat16)
     nn.quantize(model, group_size=64, bits=4)
@@ -284,7 +315,7 @@ def contestants(args):
         if model is None:
             if not installed("mlx_lm"):
                 sys.exit("peers: the random model is made with mlx-lm: pip install mlx-lm 'mlx[cpu]'")
-            options = {"config": SHAPES[args.model]}
+            options = {"config": RANDOM_MODELS[args.model]}
             model = made(
                 CACHE / f"{args.model}-random-4bit",
                 lambda out: worker("random-model", dict(options, out=str(out))),
@@ -416,7 +447,7 @@ def arguments():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--model", choices=["smollm2", *SHAPES], default="smollm2")
+    add("--model", choices=["smollm2", *RANDOM_MODELS], default="smollm2")
     add("--mlex", type=Path, default=default_mlex(), help="the mlex program (a release build)")
     add("--gguf", type=Path, help="SmolLM2's GGUF [default: what scripts/smollm2.sh fetches]")
     add("--mlx-dir", type=Path, help="the model as an MLX directory [default: made, in the cache]")

@@ -30,7 +30,7 @@ fn converted() -> &'static Path {
                 .arg(&out),
         );
         assert!(
-            text.starts_with(out.to_str().unwrap()) && text.ends_with(" MB\n"),
+            text.starts_with(out.to_str().unwrap()) && text.ends_with(" bits per weight\n"),
             "{text}"
         );
         (dir, out)

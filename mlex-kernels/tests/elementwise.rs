@@ -59,7 +59,7 @@ fn check_norms<T: Element>(rows: usize, size: usize, weighted: bool, seed: u64) 
     });
 }
 
-/// Sums are exact, products and sums rounded to the element type: as MLX computes
+/// Sums are exact; the scale, products and sums are rounded to the element type: as MLX computes
 /// `x + scale * residual` in two operations. The norm is that of the sum.
 fn check_sums<T: Element>(rows: usize, size: usize, scale: f32, seed: u64) {
     let mut r = Random::new(seed);
@@ -73,7 +73,7 @@ fn check_sums<T: Element>(rows: usize, size: usize, scale: f32, seed: u64) {
     let expected: Vec<f32> = x
         .iter()
         .zip(&residual)
-        .map(|(x, r)| rounded(x.to_f32() + rounded(r.to_f32() * scale)))
+        .map(|(x, r)| rounded(x.to_f32() + rounded(r.to_f32() * rounded(scale))))
         .collect();
     let eps = 1e-5;
     at_every_level(|level| {

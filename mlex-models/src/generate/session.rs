@@ -73,12 +73,15 @@ enum Job {
 /// dropping the last one waits for that.
 ///
 /// ```no_run
-/// use mlex_models::generate::{Event, LoadOptions, Request, Session};
+/// use mlex_models::generate::{LoadOptions, Request, Session};
+/// use mlex_models::text::Part;
 ///
 /// let session = Session::load("model", LoadOptions::default())?;
 /// for event in session.generate(Request::chat("What is the capital of France?")) {
-///     if let Event::Token { text, .. } = event? {
-///         print!("{text}");
+///     for part in event?.parts() {
+///         if let Part::Text(text) = part {
+///             print!("{text}");
+///         }
 ///     }
 /// }
 /// # Ok::<(), mlex_models::Error>(())

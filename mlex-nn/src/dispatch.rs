@@ -52,7 +52,7 @@ fn quantized_matmul(x: &Array, weight: &QuantizedWeight) -> Result<Array> {
     let wide = x.as_type(Dtype::Float32)?;
     let columns = x.dim(-1)?.max(1) as usize;
     let product = if x.size() / columns >= DEQUANTIZE_ROWS {
-        wide.matmul(&weight.dequantize(Some(Dtype::Float32))?.t()?)?
+        wide.matmul(&widened(weight)?.dequantize(Some(Dtype::Float32))?.t()?)?
     } else {
         widened(weight)?.matmul(&wide)?
     };

@@ -15,6 +15,8 @@ pub enum Activation {
     GeluTanh,
     /// `x Φ(x)`
     Gelu,
+    /// `sigmoid(x)`: a gate that opens from 0 to 1.
+    Sigmoid,
 }
 
 impl Activation {
@@ -23,6 +25,7 @@ impl Activation {
             Self::Silu => Gate::Silu,
             Self::GeluTanh => Gate::GeluTanh,
             Self::Gelu => Gate::Gelu,
+            Self::Sigmoid => Gate::Sigmoid,
         }
     }
 }

@@ -5,8 +5,8 @@
 //! * [`attention`]: prefill and decode, with grouped heads, masks and sinks.
 //! * [`project`] and [`project_gated`]: several of them for the same activations.
 //! * [`take_rows`] and [`argmax`]: where a token becomes an embedding, and logits a token.
-//! * [`rms_norm`], [`add_rms_norm`], [`layer_norm`], [`rope`], [`gated`],
-//!   [`softcap`].
+//! * [`rms_norm`], [`add_rms_norm`], [`layer_norm`], [`rope`], [`gated`], [`softcap`].
+//! * [`add`], [`add_gated`], [`scale`], [`take_columns`]: what models do in between.
 //! * [`gated_delta`]: a linear-attention layer between its projections.
 //! * [`Routes`]: which rows go to which expert of a mixture.
 //! * [`gpu`]: sources of kernels for Metal and CUDA.
@@ -25,6 +25,7 @@ pub mod gpu;
 mod matmul;
 mod moe;
 mod norm;
+mod residual;
 mod rope;
 mod simd;
 mod softcap;
@@ -44,6 +45,7 @@ pub use matmul::{
 };
 pub use moe::Routes;
 pub use norm::{add_rms_norm, layer_norm, rms_norm};
+pub use residual::{add, add_gated, scale, take_columns};
 pub use rope::{Frequencies, RopeOptions, rope};
 pub use simd::Level;
 pub use softcap::softcap;

@@ -118,6 +118,26 @@ impl Routes {
         &self.weights
     }
 
+    /// Multiplies the weight of each choice by the factor of its expert.
+    ///
+    /// # Errors
+    /// When an expert has no factor.
+    pub fn scale(&mut self, factors: Floats<'_>) -> Result<()> {
+        let experts = self.experts.last().map_or(0, |&expert| expert as usize + 1);
+        let enough = factors.len() >= experts;
+        check(
+            enough,
+            "routes: factors",
+            "one for each expert",
+            factors.len(),
+        )?;
+        let factors = factors.widened();
+        for (weight, &row) in self.weights.iter_mut().zip(&self.rows) {
+            *weight *= factors[self.experts[row as usize] as usize];
+        }
+        Ok(())
+    }
+
     /// How many tokens there are.
     fn count(&self) -> usize {
         self.rows.len() / self.per_token

@@ -80,6 +80,7 @@ pub fn add_rms_norm<T: Element>(
                 x: &x[range.clone()],
                 residual: &residual[range],
                 factor,
+                gain: 1.0,
                 sum,
             });
             level.dispatch(Norm {

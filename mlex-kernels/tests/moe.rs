@@ -21,7 +21,7 @@ proptest! {
         let mut random = Random::new(seed);
         let values: Vec<f32> = (0..tokens * experts).map(|_| 8.0 * random.float()).collect();
         let logits = Values::new(kind, &values);
-        let routes = Routes::top(logits.view(), experts, per_token, normalize).unwrap();
+        let mut routes = Routes::top(logits.view(), experts, per_token, normalize).unwrap();
         prop_assert!(routes.experts().is_sorted());
         for token in 0..tokens {
             let row: Vec<f64> = (0..experts)
@@ -43,6 +43,12 @@ proptest! {
                 prop_assert_eq!(routes.tokens()[line] as usize, token);
                 prop_assert!((f64::from(routes.weights()[at]) - exp[expert] / total).abs() < 1e-6);
             }
+        }
+        let (before, factors) = (routes.weights().to_vec(), random.floats::<f32>(experts));
+        routes.scale(factors[..].into()).unwrap();
+        for ((found, before), &row) in routes.weights().iter().zip(before).zip(routes.rows()) {
+            let expert = routes.experts()[row as usize] as usize;
+            prop_assert_eq!(*found, before * factors[expert]);
         }
         // What each expert gives back: its row times its number, so that rows are told apart.
         let size = 5;
@@ -77,7 +83,8 @@ fn wrong_arguments_are_refused() {
     assert!(matches!(found(3, 0), Err(KernelError::Argument { .. })));
     assert!(matches!(found(3, 4), Err(KernelError::Argument { .. })));
     assert!(matches!(found(4, 1), Err(KernelError::Argument { .. })));
-    let routes = found(3, 2).unwrap();
+    let mut routes = found(3, 2).unwrap();
+    assert!(routes.scale([1.0f32][..].into()).is_err());
     assert_eq!(
         routes
             .gather(&mut [0.0; 4], &[0.0f32; 3], 1)

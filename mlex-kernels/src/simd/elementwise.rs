@@ -61,12 +61,14 @@ fn round_to<S: Simd, T: Vector>(s: S, value: S::F) -> S::F {
     }
 }
 
-/// `sum = x + factor * residual`
+/// `sum = gain * (x + factor * residual)`
 pub(crate) struct Add<'a, T> {
     pub(crate) x: &'a [T],
     pub(crate) residual: &'a [T],
     /// The product is rounded to the element type, as MLX does it in two operations.
     pub(crate) factor: f32,
+    /// So is the sum.
+    pub(crate) gain: f32,
     pub(crate) sum: &'a mut [T],
 }
 
@@ -78,12 +80,13 @@ impl<T: Vector> Kernel for Add<'_, T> {
             x,
             residual,
             factor,
+            gain,
             sum,
         } = self;
         let length = sum.len();
         assert!(x.len() == length && residual.len() == length);
-        let scaled = factor != 1.0;
-        let factor = s.splat(factor);
+        let (scaled, gained) = (factor != 1.0, gain != 1.0);
+        let (factor, gain) = (s.splat(factor), s.splat(gain));
         // SAFETY: `i + n <= length`.
         unsafe {
             vectors!(S, length, |i, n| {
@@ -91,8 +94,36 @@ impl<T: Vector> Kernel for Add<'_, T> {
                 if scaled {
                     r = round_to::<S, T>(s, s.mul(r, factor));
                 }
-                let v = s.add(load(s, x.as_ptr().add(i), n), r);
+                let mut v = s.add(load(s, x.as_ptr().add(i), n), r);
+                if gained {
+                    v = s.mul(round_to::<S, T>(s, v), gain);
+                }
                 store(s, sum.as_mut_ptr().add(i), n, v);
+            });
+        }
+    }
+}
+
+/// `out = factor * x`
+pub(crate) struct Scale<'a, T> {
+    pub(crate) x: &'a [T],
+    pub(crate) factor: f32,
+    pub(crate) out: &'a mut [T],
+}
+
+impl<T: Vector> Kernel for Scale<'_, T> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Scale { x, factor, out } = self;
+        let length = out.len();
+        assert!(x.len() == length);
+        let factor = s.splat(factor);
+        // SAFETY: `i + n <= length`.
+        unsafe {
+            vectors!(S, length, |i, n| {
+                let v = s.mul(load(s, x.as_ptr().add(i), n), factor);
+                store(s, out.as_mut_ptr().add(i), n, v);
             });
         }
     }
@@ -276,6 +307,7 @@ pub(crate) enum Gate {
     Silu,
     GeluTanh,
     Gelu,
+    Sigmoid,
 }
 
 /// `out = f(gate) * up`
@@ -294,6 +326,7 @@ impl<T: Vector> Kernel for Gated<'_, T> {
             Gate::Silu => each::<S, T, Silu>(s, self),
             Gate::GeluTanh => each::<S, T, GeluTanh>(s, self),
             Gate::Gelu => each::<S, T, Gelu>(s, self),
+            Gate::Sigmoid => each::<S, T, Sigmoid>(s, self),
         }
     }
 }
@@ -317,6 +350,7 @@ impl<T: Vector> Kernel for NarrowGated<'_, T> {
             Gate::Silu => each_narrow::<S, T, Silu>(s, self),
             Gate::GeluTanh => each_narrow::<S, T, GeluTanh>(s, self),
             Gate::Gelu => each_narrow::<S, T, Gelu>(s, self),
+            Gate::Sigmoid => each_narrow::<S, T, Sigmoid>(s, self),
         }
     }
 }
@@ -401,5 +435,14 @@ impl Function for Gelu {
     #[inline(always)]
     fn apply<S: Simd>(s: S, x: S::F) -> S::F {
         s.mul(x, normal_cdf(s, x))
+    }
+}
+
+struct Sigmoid;
+
+impl Function for Sigmoid {
+    #[inline(always)]
+    fn apply<S: Simd>(s: S, x: S::F) -> S::F {
+        sigmoid(s, x)
     }
 }

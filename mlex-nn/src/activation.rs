@@ -65,6 +65,8 @@ pub enum Activation {
     Gelu,
     /// [`gelu_tanh`]: the layer is GeGLU.
     GeluTanh,
+    /// The sigmoid: the layer is GLU.
+    Sigmoid,
 }
 
 impl Activation {
@@ -80,6 +82,7 @@ impl Activation {
             Self::Silu => silu(gate)?,
             Self::Gelu => gelu(gate)?,
             Self::GeluTanh => gelu_tanh(gate)?,
+            Self::Sigmoid => gate.sigmoid()?,
         };
         Ok(gate.multiply(up)?)
     }

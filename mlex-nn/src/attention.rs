@@ -100,11 +100,9 @@ impl SelfAttention {
     /// When the shapes do not fit.
     pub fn forward(&self, x: &Array, mask: &Mask, cache: &mut KvCache) -> Result<Array> {
         let [queries, keys, values] = self.project(x)?;
-        if let Some(layer) = self.attend() {
-            let projected = [&queries, &keys, &values];
-            if let Some(output) = host::attend(&layer, projected, mask.as_attention(), cache)? {
-                return self.o_proj.forward(&output);
-            }
+        let projected = [&queries, &keys, &values];
+        if let Some(output) = host::attend(&self.attend(), projected, mask, cache)? {
+            return self.o_proj.forward(&output);
         }
         let queries = self.heads(queries, self.num_heads, self.q_norm.as_ref())?;
         let keys = self.heads(keys, self.num_kv_heads, self.k_norm.as_ref())?;
@@ -138,16 +136,11 @@ impl SelfAttention {
         mask: &Mask,
         cache: &KvCache,
     ) -> Result<Option<(Value, CacheUpdate)>> {
-        let Some(layer) = self.attend() else {
+        let Some(projected) = Linear::record_all(sequence, x, self.projections())? else {
             return Ok(None);
         };
-        let weights = self.projections().map(Linear::weight);
-        let Some(projected) = host::record_linear(sequence, x, weights)? else {
-            return Ok(None);
-        };
-        let mask = mask.as_attention();
-        let Some((output, update)) = host::record_attend(sequence, &layer, projected, mask, cache)?
-        else {
+        let attended = self.attend().record(sequence, projected, mask, cache)?;
+        let Some((output, update)) = attended else {
             return Ok(None);
         };
         let output = self.o_proj.record(sequence, output)?;
@@ -158,21 +151,17 @@ impl SelfAttention {
         [&self.q_proj, &self.k_proj, &self.v_proj]
     }
 
-    /// What the kernels need to do all between the projections in one piece. None for a rope
-    /// (a scaled one) that they do not have.
-    fn attend(&self) -> Option<Attend<'_>> {
-        let rope = match &self.rope {
-            Some(rope) => Some(rope.kernel()?),
-            None => None,
-        };
-        let norms = self.q_norm.as_ref().zip(self.k_norm.as_ref());
-        Some(Attend {
+    /// What the kernels do between the projections in one piece.
+    fn attend(&self) -> Attend<'_> {
+        Attend {
             num_heads: self.num_heads,
             num_kv_heads: self.num_kv_heads,
             scale: self.scale,
-            rope,
-            norms: norms.map(|(q, k)| [q.parameters(), k.parameters()]),
-        })
+            rope: self.rope.as_ref(),
+            query_norm: self.q_norm.as_ref(),
+            key_norm: self.k_norm.as_ref(),
+            value_eps: None,
+        }
     }
 
     /// Queries `[B, L, H * D]`, keys and values `[B, L, H_kv * D]`.

@@ -3,8 +3,10 @@
 
 use mlex_core::Array;
 
+use crate::activation::Activation;
 use crate::attention::attention;
 use crate::cache::{KvCache, Mask};
+use crate::host::{Attend, CacheUpdate, Sequence, Value};
 use crate::{AttentionConfig, Error, Linear, Result, RmsNorm, Rope, Weights};
 
 /// Softmax attention over a cache, `o(attention(q, k, v) * sigmoid(gate))`. The query projection
@@ -69,6 +71,11 @@ impl GatedAttention {
     /// # Errors
     /// When the shapes do not fit.
     pub fn forward(&self, x: &Array, mask: &Mask, cache: &mut KvCache) -> Result<Array> {
+        if let Some((mut sequence, value)) = Sequence::start(x)?
+            && let Some((y, update)) = self.record(&mut sequence, value, mask, cache)?
+        {
+            return sequence.finish_keys(y, &update, cache);
+        }
         let dim = self.head_dim;
         let queries = self.q_proj.forward(x)?;
         let queries = queries.unflatten(-1, &[self.num_heads, 2 * dim])?;
@@ -83,9 +90,57 @@ impl GatedAttention {
         let (queries, keys) = (rotated(queries)?, rotated(keys)?);
         let (keys, values) = cache.update(&keys, &values.transpose(&[0, 2, 1, 3])?)?;
 
-        let scale = (dim as f32).powf(-0.5);
-        let output = attention(&queries, &keys, &values, scale, mask.as_attention(), None)?;
+        let mask = mask.as_attention();
+        let output = attention(&queries, &keys, &values, self.scale(), mask, None)?;
         let output = output.transpose(&[0, 2, 1, 3])?.flatten(2, 3)?;
-        self.o_proj.forward(&output.multiply(&gate.sigmoid()?)?)
+        self.o_proj
+            .forward(&Activation::Sigmoid.gated(&gate, &output)?)
+    }
+
+    /// The same as steps of `sequence`; none where there is no kernel for one. The cache changes
+    /// when the [`CacheUpdate`] is applied, after the sequence is finished.
+    ///
+    /// # Errors
+    /// When the weights cannot be read or the shapes do not fit.
+    pub fn record(
+        &self,
+        sequence: &mut Sequence,
+        x: Value,
+        mask: &Mask,
+        cache: &KvCache,
+    ) -> Result<Option<(Value, CacheUpdate)>> {
+        let dim = self.head_dim;
+        let projections = [&self.q_proj, &self.k_proj, &self.v_proj];
+        let projected = Linear::record_all(sequence, x, projections)?;
+        let Some([queries, keys, values]) = projected else {
+            return Ok(None);
+        };
+        let gate = sequence.columns(queries, 2 * dim, dim, dim);
+        let queries = sequence.columns(queries, 2 * dim, 0, dim);
+        let (Some(queries), Some(gate)) = (queries, gate) else {
+            return Ok(None);
+        };
+        let attend = Attend {
+            num_heads: self.num_heads,
+            num_kv_heads: self.num_kv_heads,
+            scale: self.scale(),
+            rope: Some(&self.rope),
+            query_norm: Some(&self.q_norm),
+            key_norm: Some(&self.k_norm),
+            value_eps: None,
+        };
+        let attended = attend.record(sequence, [queries, keys, values], mask, cache)?;
+        let Some((output, update)) = attended else {
+            return Ok(None);
+        };
+        let Some(gated) = sequence.gate(Activation::Sigmoid, gate, output) else {
+            return Ok(None);
+        };
+        let output = self.o_proj.record(sequence, gated)?;
+        Ok(output.map(|output| (output, update)))
+    }
+
+    fn scale(&self) -> f32 {
+        (self.head_dim as f32).powf(-0.5)
     }
 }

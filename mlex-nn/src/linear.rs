@@ -183,7 +183,21 @@ impl Linear {
     /// # Errors
     /// When the weights cannot be read.
     pub fn record(&self, sequence: &mut Sequence, x: Value) -> Result<Option<Value>> {
-        Ok(host::record_linear(sequence, x, [self.weight()])?.map(|[output]| output))
+        let output = Self::record_all(sequence, x, [self])?;
+        Ok(output.map(|[output]| output))
+    }
+
+    /// Several projections of `x` as one step, which takes less than one after another; as
+    /// [`record`](Self::record).
+    ///
+    /// # Errors
+    /// As [`record`](Self::record).
+    pub fn record_all<const N: usize>(
+        sequence: &mut Sequence,
+        x: Value,
+        projections: [&Self; N],
+    ) -> Result<Option<[Value; N]>> {
+        host::record_linear(sequence, x, projections.map(Self::weight))
     }
 
     /// The matrix and the bias.

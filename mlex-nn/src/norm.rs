@@ -19,11 +19,16 @@ impl RmsNorm {
     /// # Errors
     /// When it cannot be read.
     pub fn load(weights: &Weights, dim: i32, eps: f32) -> Result<Self> {
-        Ok(Self {
-            weight: weights.get_float("weight", &[dim])?,
+        Ok(Self::new(weights.get_float("weight", &[dim])?, eps))
+    }
+
+    /// A norm with this weight `[dim]`.
+    pub fn new(weight: Array, eps: f32) -> Self {
+        Self {
+            weight,
             eps,
             constants: Constants::default(),
-        })
+        }
     }
 
     /// `[.., dim]` to the same shape; f32 inside.
@@ -56,6 +61,15 @@ impl RmsNorm {
     /// When the weight cannot be read.
     pub fn record(&self, sequence: &mut Sequence, x: Value) -> Result<Option<Value>> {
         host::record_rms_norm(sequence, x, self.parameters())
+    }
+
+    /// As [`record`](Self::record), each part of `dim` elements of `x` `[.., parts * dim]` by
+    /// itself.
+    ///
+    /// # Errors
+    /// When the weight cannot be read.
+    pub fn record_parts(&self, sequence: &mut Sequence, x: Value) -> Result<Option<Value>> {
+        host::record_rms_norm_of_parts(sequence, x, self.parameters())
     }
 
     /// `x + scale * residual` and its norm as a step of `sequence`; none where there is no kernel

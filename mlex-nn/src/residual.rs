@@ -2,7 +2,7 @@
 
 use mlex_core::Array;
 
-use crate::{Result, RmsNorm, host};
+use crate::{Result, RmsNorm, Sequence, Value, host};
 
 /// Adds a part of a layer to the stream `x`: `(x + norm(part)) * scale`, and the `next` norm of
 /// that, which the following part takes. `x` and `part` are `[.., D]` of one type; `scale` is
@@ -27,4 +27,20 @@ pub fn add_normed(
     }
     let normed = next.map(|next| next.forward(&sum)).transpose()?;
     Ok((sum, normed))
+}
+
+/// [`add_normed`] as a step of `sequence`; none where there is no kernel for it.
+///
+/// # Errors
+/// When the weights cannot be read.
+pub fn record_add_normed(
+    sequence: &mut Sequence,
+    x: Value,
+    part: Value,
+    norm: &RmsNorm,
+    scale: Option<&Array>,
+    next: Option<&RmsNorm>,
+) -> Result<Option<(Value, Option<Value>)>> {
+    let next = next.map(RmsNorm::parameters);
+    host::record_add_normed(sequence, x, part, norm.parameters(), scale, next)
 }

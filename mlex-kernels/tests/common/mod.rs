@@ -101,6 +101,7 @@ pub(crate) fn erfc(z: f64) -> f64 {
 /// The activations by their definitions.
 pub(crate) fn activation(kind: Activation, x: f64) -> f64 {
     match kind {
+        Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
         Activation::Silu => x / (1.0 + (-x).exp()),
         Activation::GeluTanh => {
             let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
@@ -111,5 +112,9 @@ pub(crate) fn activation(kind: Activation, x: f64) -> f64 {
     }
 }
 
-pub(crate) const ACTIVATIONS: [Activation; 3] =
-    [Activation::Silu, Activation::GeluTanh, Activation::Gelu];
+pub(crate) const ACTIVATIONS: [Activation; 4] = [
+    Activation::Silu,
+    Activation::GeluTanh,
+    Activation::Gelu,
+    Activation::Sigmoid,
+];

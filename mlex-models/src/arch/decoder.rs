@@ -3,13 +3,14 @@
 
 use mlex_core::Array;
 use mlex_nn::{
-    Activation, AttentionConfig, Cache, CacheUpdate, Embedding, GatedMlp, KvCache, LayerCache,
-    Linear, Mask, RmsNorm, Rope, RopeConfig, SelfAttention, Sequence, Value, Weights,
+    Activation, AttentionConfig, Cache, Embedding, GatedMlp, KvCache, LayerCache, Linear, Mask,
+    RmsNorm, Rope, RopeConfig, SelfAttention, Weights,
 };
 
+use super::stream::{Masks, Recording, Stream, StreamScales, check_cache, length};
+use crate::Result;
 use crate::config::{check, check_positive, check_size};
 use crate::model::{Input, Model, ModelInfo};
-use crate::{Error, Result};
 
 /// The settings of a [`Decoder`], as an architecture's config gives them.
 pub(crate) struct DecoderConfig {
@@ -55,8 +56,7 @@ pub(crate) struct LayerKind {
 /// Constants that some architectures multiply by.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Scales {
-    pub(crate) embedding: Option<f32>,
-    pub(crate) residual: Option<f32>,
+    pub(crate) stream: StreamScales,
     /// The hidden states before the head, unless it is tied.
     pub(crate) head_input: Option<f32>,
 }
@@ -121,97 +121,34 @@ impl Block {
         })
     }
 
-    /// The stream is `x + residual`; what the layer adds to it last is not added yet, so that
-    /// the next norm can.
-    fn forward(
-        &self,
-        stream: Residual,
-        mask: &Mask,
-        cache: &mut KvCache,
-        residual_scale: Option<f32>,
-    ) -> Result<Residual> {
-        let scaled = |r: Array| match residual_scale {
-            Some(scale) => r.multiply(scale),
-            None => Ok(r),
-        };
-        let (x, normed) = stream.normed(&self.input_layernorm)?;
-        let r = scaled(self.self_attn.forward(&normed, mask, cache)?)?;
-        let (h, normed) = self.post_attention_layernorm.forward_sum(&x, &r)?;
-        let residual = Some(scaled(self.mlp.forward(&normed)?)?);
-        Ok(Residual { x: h, residual })
+    fn forward(&self, stream: &mut Stream, mask: &Mask, cache: &mut KvCache) -> Result<()> {
+        let normed = stream.norm(&self.input_layernorm)?;
+        stream.add(self.self_attn.forward(&normed, mask, cache)?)?;
+        let normed = stream.norm(&self.post_attention_layernorm)?;
+        stream.add(self.mlp.forward(&normed)?)
     }
 
-    /// [`forward`](Self::forward) in steps of `sequence`; none where one has no kernel.
+    /// [`forward`](Self::forward) in steps; none where one has no kernel.
     fn record(
         &self,
-        sequence: &mut Sequence,
-        (x, residual): (Value, Option<Value>),
+        recording: &mut Recording,
         mask: &Mask,
         cache: &KvCache,
-        residual_scale: Option<f32>,
-    ) -> Result<Option<Recorded>> {
-        let scale = residual_scale.unwrap_or(1.0);
-        let first = record_norm(&self.input_layernorm, sequence, (x, residual), scale)?;
-        let Some((x, normed)) = first else {
+    ) -> Result<Option<()>> {
+        let Some(normed) = recording.norm(&self.input_layernorm)? else {
             return Ok(None);
         };
-        let Some((r, update)) = self.self_attn.record(sequence, normed, mask, cache)? else {
+        let sequence = &mut recording.sequence;
+        let Some((attended, update)) = self.self_attn.record(sequence, normed, mask, cache)? else {
             return Ok(None);
         };
-        let second = record_norm(
-            &self.post_attention_layernorm,
-            sequence,
-            (x, Some(r)),
-            scale,
-        )?;
-        let Some((x, normed)) = second else {
+        recording.update(update);
+        recording.add(attended);
+        let Some(normed) = recording.norm(&self.post_attention_layernorm)? else {
             return Ok(None);
         };
-        let residual = self.mlp.record(sequence, normed)?;
-        Ok(residual.map(|residual| Recorded {
-            x,
-            residual,
-            update,
-        }))
-    }
-}
-
-/// A layer in a sequence: its residual stream, and what becomes of its cache.
-struct Recorded {
-    x: Value,
-    residual: Value,
-    update: CacheUpdate,
-}
-
-/// `x` plus the scaled residual, and the norm of that.
-fn record_norm(
-    norm: &RmsNorm,
-    sequence: &mut Sequence,
-    (x, residual): (Value, Option<Value>),
-    scale: f32,
-) -> Result<Option<(Value, Value)>> {
-    Ok(match residual {
-        Some(residual) => norm.record_sum(sequence, x, residual, scale)?,
-        None => norm.record(sequence, x)?.map(|normed| (x, normed)),
-    })
-}
-
-/// The residual stream between two layers: `x`, and what is still to be added to it.
-struct Residual {
-    x: Array,
-    residual: Option<Array>,
-}
-
-impl Residual {
-    /// The sum, and its norm.
-    fn normed(self, norm: &RmsNorm) -> Result<(Array, Array)> {
-        match self.residual {
-            Some(residual) => Ok(norm.forward_sum(&self.x, &residual)?),
-            None => {
-                let normed = norm.forward(&self.x)?;
-                Ok((self.x, normed))
-            }
-        }
+        let fed = self.mlp.record(&mut recording.sequence, normed)?;
+        Ok(fed.map(|fed| recording.add(fed)))
     }
 }
 
@@ -222,7 +159,9 @@ pub(crate) struct Decoder {
     layers: Vec<Block>,
     norm: RmsNorm,
     lm_head: Option<Linear>,
-    scales: Scales,
+    scales: StreamScales,
+    /// Factor of the hidden states before the head.
+    head_input: Option<f32>,
 }
 
 impl Decoder {
@@ -272,36 +211,13 @@ impl Decoder {
             layers,
             norm,
             lm_head,
-            scales: Scales {
-                head_input,
-                ..config.scales
-            },
+            scales: config.scales.stream,
+            head_input,
         })
     }
 }
 
-/// One mask for all layers of a kind: they have seen the same tokens.
-struct Masks(Vec<(Option<i32>, Mask)>);
-
-impl Masks {
-    fn of(&self, window: Option<i32>) -> &Mask {
-        let known = self.0.iter().find(|(known, _)| *known == window);
-        // Made for the windows of all layers.
-        known.map_or(&Mask::Causal, |(_, mask)| mask)
-    }
-}
-
 impl Decoder {
-    fn masks(&self, length: i32, cache: &mut Cache) -> Result<Masks> {
-        let mut masks: Vec<(Option<i32>, Mask)> = Vec::new();
-        for (layer, state) in self.layers.iter().zip(cache.layers_mut()) {
-            if !masks.iter().any(|(window, _)| *window == layer.window) {
-                masks.push((layer.window, state.attention()?.mask(length)?));
-            }
-        }
-        Ok(Masks(masks))
-    }
-
     /// All layers in one node of the graph, where the kernels have everything that they need.
     fn forward_recorded(
         &self,
@@ -309,48 +225,23 @@ impl Decoder {
         masks: &Masks,
         cache: &mut Cache,
     ) -> Result<Option<Array>> {
-        let start = match (input, self.scales.embedding) {
-            (Input::Tokens(tokens), None) => Sequence::start_with_ids(tokens)?,
-            (Input::Tokens(tokens), Some(scale)) => {
-                Sequence::start(&self.embed_tokens.forward(tokens)?.multiply(scale)?)?
-            }
-            (Input::Embeddings(h), None) => Sequence::start(h)?,
-            (Input::Embeddings(h), Some(scale)) => Sequence::start(&h.multiply(scale)?)?,
-        };
-        let Some((mut sequence, mut value)) = start else {
+        let recording = Recording::start(&self.embed_tokens, input, self.scales)?;
+        let Some(mut recording) = recording else {
             return Ok(None);
         };
-        if let (Input::Tokens(_), None) = (input, self.scales.embedding) {
-            match self.embed_tokens.record(&mut sequence, value)? {
-                Some(embedded) => value = embedded,
-                None => return Ok(None),
-            }
-        }
-        let scale = self.scales.residual;
-        let mut stream = (value, None);
-        let mut updates = Vec::with_capacity(self.layers.len());
         for (layer, state) in self.layers.iter().zip(cache.layers_mut()) {
             let mask = masks.of(layer.window);
-            let recorded = layer.record(&mut sequence, stream, mask, state.attention()?, scale)?;
-            let Some(recorded) = recorded else {
+            if layer
+                .record(&mut recording, mask, state.attention()?)?
+                .is_none()
+            {
                 return Ok(None);
-            };
-            stream = (recorded.x, Some(recorded.residual));
-            updates.push(recorded.update);
-        }
-        let last = record_norm(&self.norm, &mut sequence, stream, scale.unwrap_or(1.0))?;
-        let Some((_, hidden)) = last else {
-            return Ok(None);
-        };
-        let hidden = sequence.finish(&[hidden])?.pop();
-        if let Some(hidden) = &hidden {
-            let mut caches = Vec::with_capacity(updates.len());
-            for state in cache.layers_mut() {
-                caches.push(state.attention()?);
             }
-            CacheUpdate::apply_all(updates.iter().zip(caches), hidden);
         }
-        Ok(hidden)
+        match recording.norm(&self.norm)? {
+            Some(hidden) => recording.finish(hidden, cache).map(Some),
+            None => Ok(None),
+        }
     }
 }
 
@@ -370,43 +261,23 @@ impl Model for Decoder {
     }
 
     fn forward(&self, input: Input<'_>, cache: &mut Cache) -> Result<Array> {
-        if cache.layers().len() != self.layers.len() {
-            let expected = format!("{} layers", self.layers.len());
-            return Err(Error::field(
-                "cache",
-                expected,
-                cache.layers().len().to_string(),
-            ));
+        check_cache(cache, self.layers.len())?;
+        let mut masks = Masks::new(length(input)?);
+        for (layer, state) in self.layers.iter().zip(cache.layers_mut()) {
+            masks.add(layer.window, state.attention()?)?;
         }
-        let length = match input {
-            Input::Tokens(tokens) => tokens.dim(1)?,
-            Input::Embeddings(embeddings) => embeddings.dim(1)?,
-        };
-        let masks = self.masks(length, cache)?;
         if let Some(hidden) = self.forward_recorded(input, &masks, cache)? {
             return Ok(hidden);
         }
-        let mut h = match input {
-            Input::Tokens(tokens) => self.embed_tokens.forward(tokens)?,
-            Input::Embeddings(embeddings) => embeddings.clone(),
-        };
-        if let Some(scale) = self.scales.embedding {
-            h = h.multiply(scale)?;
-        }
-        let mut stream = Residual {
-            x: h,
-            residual: None,
-        };
+        let mut stream = Stream::start(&self.embed_tokens, input, self.scales)?;
         for (layer, state) in self.layers.iter().zip(cache.layers_mut()) {
-            let state = state.attention()?;
-            let mask = masks.of(layer.window);
-            stream = layer.forward(stream, mask, state, self.scales.residual)?;
+            layer.forward(&mut stream, masks.of(layer.window), state.attention()?)?;
         }
-        Ok(stream.normed(&self.norm)?.1)
+        stream.norm(&self.norm)
     }
 
     fn logits(&self, hidden: &Array) -> Result<Array> {
-        let scaled = match self.scales.head_input {
+        let scaled = match self.head_input {
             Some(scale) => Some(hidden.multiply(scale)?),
             None => None,
         };

@@ -7,6 +7,7 @@ use mlex_nn::{AttentionConfig, Weights};
 use serde::Deserialize;
 
 use super::decoder::{Decoder, DecoderConfig, Head, LayerKind, Scales};
+use super::stream::StreamScales;
 use crate::config::{ModelConfig, RopeFields, check_layers, check_positive, check_size, head_dim};
 use crate::registry::Entry;
 use crate::{Model, Result};
@@ -68,8 +69,10 @@ fn build(config: &ModelConfig, weights: &Weights) -> Result<Box<dyn Model>> {
         layers: vec![LayerKind::default(); config.num_hidden_layers as usize],
         max_context: rope.max_position_embeddings(),
         scales: Scales {
-            embedding: Some(config.scale_emb),
-            residual: Some(config.scale_depth / depth.sqrt()),
+            stream: StreamScales {
+                embedding: Some(config.scale_emb),
+                residual: Some(config.scale_depth / depth.sqrt()),
+            },
             head_input: Some(head_input),
         },
     };

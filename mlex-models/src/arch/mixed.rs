@@ -3,11 +3,12 @@
 
 use mlex_core::Array;
 use mlex_nn::{
-    Activation, AttentionConfig, Cache, Embedding, GatedAttention, GatedDeltaConfig, GatedDeltaNet,
-    GatedMlp, KvCache, LayerCache, Linear, Mask, MoeConfig, MoeMlp, RecurrentCache, RmsNorm, Rope,
-    RopeConfig, SelfAttention, Weights,
+    Activation, AttentionConfig, Cache, CacheUpdate, Embedding, GatedAttention, GatedDeltaConfig,
+    GatedDeltaNet, GatedMlp, KvCache, LayerCache, Linear, MoeConfig, MoeMlp, RecurrentCache,
+    RmsNorm, Rope, RopeConfig, SelfAttention, Sequence, Value, Weights,
 };
 
+use super::stream::{Masks, Recording, Stream, StreamScales, check_cache, length};
 use crate::config::{check, check_layers, check_positive, check_size};
 use crate::model::{Input, Model, ModelInfo};
 use crate::{Error, Result};
@@ -137,25 +138,36 @@ impl Mixer {
         }
     }
 
-    /// `mask` is what the attention layers share, made by the first of them.
-    fn forward(&self, x: &Array, mask: &mut Option<Mask>, cache: &mut LayerCache) -> Result<Array> {
-        let mut shared = |cache: &KvCache| -> Result<Mask> {
-            let made = match mask.take() {
-                Some(mask) => mask,
-                None => cache.mask(x.dim(1)?)?,
-            };
-            Ok(mask.insert(made).clone())
-        };
+    /// Makes the mask of an attention layer.
+    fn add_mask(&self, masks: &mut Masks, cache: &mut LayerCache) -> Result<()> {
+        match self {
+            Self::Attention(_) | Self::GatedAttention(_) => masks.add(None, cache.attention()?),
+            Self::GatedDelta(_) => Ok(()),
+        }
+    }
+
+    fn forward(&self, x: &Array, masks: &Masks, cache: &mut LayerCache) -> Result<Array> {
+        let mask = masks.of(None);
         Ok(match self {
-            Self::Attention(layer) => {
-                let cache = cache.attention()?;
-                layer.forward(x, &shared(cache)?, cache)?
-            }
-            Self::GatedAttention(layer) => {
-                let cache = cache.attention()?;
-                layer.forward(x, &shared(cache)?, cache)?
-            }
+            Self::Attention(layer) => layer.forward(x, mask, cache.attention()?)?,
+            Self::GatedAttention(layer) => layer.forward(x, mask, cache.attention()?)?,
             Self::GatedDelta(layer) => layer.forward(x, cache.recurrent()?)?,
+        })
+    }
+
+    /// [`forward`](Self::forward) in steps; none where one has no kernel.
+    fn record(
+        &self,
+        sequence: &mut Sequence,
+        x: Value,
+        masks: &Masks,
+        cache: &mut LayerCache,
+    ) -> Result<Option<(Value, CacheUpdate)>> {
+        let mask = masks.of(None);
+        Ok(match self {
+            Self::Attention(layer) => layer.record(sequence, x, mask, cache.attention()?)?,
+            Self::GatedAttention(layer) => layer.record(sequence, x, mask, cache.attention()?)?,
+            Self::GatedDelta(layer) => layer.record(sequence, x, cache.recurrent()?)?,
         })
     }
 }
@@ -182,6 +194,14 @@ impl Mlp {
             Self::Experts(layer) => layer.forward(x)?,
         })
     }
+
+    /// [`forward`](Self::forward) in steps; none where one has no kernel.
+    fn record(&self, sequence: &mut Sequence, x: Value) -> Result<Option<Value>> {
+        Ok(match self {
+            Self::Dense(layer) => layer.record(sequence, x)?,
+            Self::Experts(layer) => layer.record(sequence, x)?,
+        })
+    }
 }
 
 struct Block {
@@ -189,6 +209,38 @@ struct Block {
     mlp: Mlp,
     input_layernorm: RmsNorm,
     post_attention_layernorm: RmsNorm,
+}
+
+impl Block {
+    fn forward(&self, stream: &mut Stream, masks: &Masks, cache: &mut LayerCache) -> Result<()> {
+        let normed = stream.norm(&self.input_layernorm)?;
+        stream.add(self.mixer.forward(&normed, masks, cache)?)?;
+        let normed = stream.norm(&self.post_attention_layernorm)?;
+        stream.add(self.mlp.forward(&normed)?)
+    }
+
+    /// [`forward`](Self::forward) in steps; none where one has no kernel.
+    fn record(
+        &self,
+        recording: &mut Recording,
+        masks: &Masks,
+        cache: &mut LayerCache,
+    ) -> Result<Option<()>> {
+        let Some(normed) = recording.norm(&self.input_layernorm)? else {
+            return Ok(None);
+        };
+        let sequence = &mut recording.sequence;
+        let Some((mixed, update)) = self.mixer.record(sequence, normed, masks, cache)? else {
+            return Ok(None);
+        };
+        recording.update(update);
+        recording.add(mixed);
+        let Some(normed) = recording.norm(&self.post_attention_layernorm)? else {
+            return Ok(None);
+        };
+        let fed = self.mlp.record(&mut recording.sequence, normed)?;
+        Ok(fed.map(|fed| recording.add(fed)))
+    }
 }
 
 /// A decoder of layers that differ.
@@ -245,6 +297,28 @@ impl Mixed {
             lm_head,
         })
     }
+
+    /// All layers in one node of the graph, where the kernels have everything that they need.
+    fn forward_recorded(
+        &self,
+        input: Input<'_>,
+        masks: &Masks,
+        cache: &mut Cache,
+    ) -> Result<Option<Array>> {
+        let recording = Recording::start(&self.embed_tokens, input, StreamScales::default())?;
+        let Some(mut recording) = recording else {
+            return Ok(None);
+        };
+        for (layer, state) in self.layers.iter().zip(cache.layers_mut()) {
+            if layer.record(&mut recording, masks, state)?.is_none() {
+                return Ok(None);
+            }
+        }
+        match recording.norm(&self.norm)? {
+            Some(hidden) => recording.finish(hidden, cache).map(Some),
+            None => Ok(None),
+        }
+    }
 }
 
 impl Model for Mixed {
@@ -258,35 +332,19 @@ impl Model for Mixed {
     }
 
     fn forward(&self, input: Input<'_>, cache: &mut Cache) -> Result<Array> {
-        let mut h = match input {
-            Input::Tokens(tokens) => self.embed_tokens.forward(tokens)?,
-            Input::Embeddings(embeddings) => embeddings.clone(),
-        };
-        let states = cache.layers_mut();
-        if states.len() != self.layers.len() {
-            let expected = format!("{} layers", self.layers.len());
-            return Err(Error::field("cache", expected, states.len().to_string()));
+        check_cache(cache, self.layers.len())?;
+        let mut masks = Masks::new(length(input)?);
+        for (layer, state) in self.layers.iter().zip(cache.layers_mut()) {
+            layer.mixer.add_mask(&mut masks, state)?;
         }
-        let mut mask = None;
-        // What the layer before adds to the stream, not added yet so that the norm can.
-        let mut residual: Option<Array> = None;
-        let sum = |norm: &RmsNorm, h: Array, residual: Option<Array>| -> Result<_> {
-            Ok(match residual {
-                Some(residual) => norm.forward_sum(&h, &residual)?,
-                None => {
-                    let normed = norm.forward(&h)?;
-                    (h, normed)
-                }
-            })
-        };
-        for (layer, state) in self.layers.iter().zip(states) {
-            let (before, normed) = sum(&layer.input_layernorm, h, residual)?;
-            let mixed = layer.mixer.forward(&normed, &mut mask, state)?;
-            let (between, normed) = sum(&layer.post_attention_layernorm, before, Some(mixed))?;
-            residual = Some(layer.mlp.forward(&normed)?);
-            h = between;
+        if let Some(hidden) = self.forward_recorded(input, &masks, cache)? {
+            return Ok(hidden);
         }
-        Ok(sum(&self.norm, h, residual)?.1)
+        let mut stream = Stream::start(&self.embed_tokens, input, StreamScales::default())?;
+        for (layer, state) in self.layers.iter().zip(cache.layers_mut()) {
+            layer.forward(&mut stream, &masks, state)?;
+        }
+        stream.norm(&self.norm)
     }
 
     fn logits(&self, hidden: &Array) -> Result<Array> {

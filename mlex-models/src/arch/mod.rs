@@ -11,3 +11,4 @@ pub(crate) mod qwen3_5;
 pub(crate) mod qwen3_moe;
 pub(crate) mod qwen3_next;
 pub(crate) mod smollm3;
+mod stream;

@@ -13,7 +13,8 @@ pub use rule::{DeltaInputs, gated_delta_rule};
 
 use crate::activation::silu;
 use crate::cache::{RecurrentCache, RecurrentState};
-use crate::{Error, Linear, Result, Weights, host};
+use crate::host::{self, CacheUpdate, Columns, Constants, Delta, Sequence, Value};
+use crate::{Error, Linear, Result, Weights};
 
 /// The epsilon of the norms of queries and keys, inside of the mean of squares.
 const QK_EPS: f32 = 1e-6;
@@ -103,27 +104,15 @@ enum Input {
 }
 
 /// What the input is projected to.
-pub(crate) struct Projected {
+struct Projected {
     /// Queries, keys and values before the convolution, `[B, L, conv_dim]`.
-    pub(crate) qkv: Array,
+    qkv: Array,
     /// The gate of the output, `[B, L, value_dim]`.
-    pub(crate) z: Array,
+    z: Array,
     /// The logit of the step size, `[B, L, H_v]`.
-    pub(crate) b: Array,
+    b: Array,
     /// The decay before softplus, `[B, L, H_v]`.
-    pub(crate) a: Array,
-}
-
-/// A layer without its projections.
-pub(crate) struct Delta<'a> {
-    /// `[K, conv_dim]`.
-    pub(crate) conv: &'a Array,
-    /// `[H_v]` each.
-    pub(crate) a_log: &'a Array,
-    pub(crate) dt_bias: &'a Array,
-    /// `[D_v]`.
-    pub(crate) norm: &'a Array,
-    pub(crate) config: &'a GatedDeltaConfig,
+    a: Array,
 }
 
 /// A Gated DeltaNet layer.
@@ -136,6 +125,7 @@ pub struct GatedDeltaNet {
     dt_bias: Array,
     /// Of the norm of the output, `[D_v]`.
     norm: Array,
+    constants: Constants,
     out_proj: Linear,
     config: GatedDeltaConfig,
 }
@@ -187,6 +177,7 @@ impl GatedDeltaNet {
             norm: weights
                 .pp("norm")
                 .get_float("weight", &[config.value_head_dim])?,
+            constants: Constants::default(),
             out_proj: Linear::load(&weights.pp("out_proj"), values, hidden, false)?,
             config: *config,
         })
@@ -198,6 +189,11 @@ impl GatedDeltaNet {
     /// # Errors
     /// When the shapes do not fit; then the cache is as it was.
     pub fn forward(&self, x: &Array, cache: &mut RecurrentCache) -> Result<Array> {
+        if let Some((mut sequence, value)) = Sequence::start(x)?
+            && let Some((y, update)) = self.record(&mut sequence, value, cache)?
+        {
+            return sequence.finish_state(y, &update, cache);
+        }
         let projected = self.project(x)?;
         let (y, state) = self.recur(&projected, cache)?;
         let output = self.out_proj.forward(&y)?;
@@ -205,17 +201,59 @@ impl GatedDeltaNet {
         Ok(output)
     }
 
+    /// The same as steps of `sequence`; none where there is no kernel for one. The cache changes
+    /// when the [`CacheUpdate`] is applied, after the sequence is finished.
+    ///
+    /// # Errors
+    /// When the weights cannot be read or the cache is another layer's.
+    pub fn record(
+        &self,
+        sequence: &mut Sequence,
+        x: Value,
+        cache: &RecurrentCache,
+    ) -> Result<Option<(Value, CacheUpdate)>> {
+        let projected = match &self.input {
+            Input::Apart { qkv, z, b, a } => {
+                let outputs = Linear::record_all(sequence, x, [qkv, z, b, a])?;
+                let Some(outputs) = outputs else {
+                    return Ok(None);
+                };
+                outputs.map(|value| Columns { value, first: 0 })
+            }
+            Input::Together { qkvz, ba } => {
+                let outputs = Linear::record_all(sequence, x, [qkvz, ba])?;
+                let Some([qkvz, ba]) = outputs else {
+                    return Ok(None);
+                };
+                let (channels, heads) = (self.config.conv_dim(), self.config.num_value_heads);
+                let places = [(qkvz, 0), (qkvz, channels), (ba, 0), (ba, heads)];
+                places.map(|(value, first)| Columns { value, first })
+            }
+        };
+        let layer = Delta {
+            conv: &self.conv,
+            norm: &self.norm,
+            a_log: &self.a_log,
+            dt_bias: &self.dt_bias,
+            constants: &self.constants,
+            config: &self.config,
+        };
+        let recurred = host::record_gated_delta(sequence, &layer, projected, cache)?;
+        let Some((y, update)) = recurred else {
+            return Ok(None);
+        };
+        let output = self.out_proj.record(sequence, y)?;
+        Ok(output.map(|output| (output, update)))
+    }
+
     fn project(&self, x: &Array) -> Result<Projected> {
         match &self.input {
-            Input::Apart { qkv, z, b, a } => {
-                let all = [qkv, z, b, a];
-                let outputs = host::linear_many(x, all.map(Linear::weight))?;
-                let [qkv, z, b, a] = match outputs.map(<[Array; 4]>::try_from) {
-                    Some(Ok(outputs)) => outputs,
-                    _ => [qkv.forward(x)?, z.forward(x)?, b.forward(x)?, a.forward(x)?],
-                };
-                Ok(Projected { qkv, z, b, a })
-            }
+            Input::Apart { qkv, z, b, a } => Ok(Projected {
+                qkv: qkv.forward(x)?,
+                z: z.forward(x)?,
+                b: b.forward(x)?,
+                a: a.forward(x)?,
+            }),
             Input::Together { qkvz, ba } => {
                 let (channels, heads) = (self.config.conv_dim(), self.config.num_value_heads);
                 let split = |x: Array, first: i32, second: i32| -> Result<(Array, Array)> {
@@ -235,16 +273,6 @@ impl GatedDeltaNet {
         projected: &Projected,
         cache: &RecurrentCache,
     ) -> Result<(Array, RecurrentState)> {
-        let layer = Delta {
-            conv: &self.conv,
-            a_log: &self.a_log,
-            dt_bias: &self.dt_bias,
-            norm: &self.norm,
-            config: &self.config,
-        };
-        if let Some(outputs) = host::gated_delta(&layer, projected, cache)? {
-            return Ok(outputs);
-        }
         let Projected { qkv, z, b, a } = projected;
         let &GatedDeltaConfig {
             num_key_heads: key_heads,

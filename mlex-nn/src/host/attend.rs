@@ -3,154 +3,211 @@
 
 use std::sync::Arc;
 
-use mlex_core::{Array, AttentionMask, HostBuffer, HostConstant, HostView, HostViewMut};
-use smallvec::SmallVec;
-
+use mlex_core::{Array, HostBuffer, HostConstant, HostView, HostViewMut};
 use mlex_kernels::{AttentionOptions, AttentionShape, Frequencies, Heads, RopeOptions};
+use smallvec::SmallVec;
 
 use super::attention::{Kind, kernel_mask, mask_input};
 use super::norm::Parameters;
 use super::rope::RopeKernel;
 use super::scratch::Scratch;
 use super::sequence::{Sequence, Step, Value};
-use super::{by_dtype, floats, keeps_dtype, kernel_error, size};
-use crate::Result;
-use crate::cache::KvCache;
-use crate::cache::memory::{Carry, Marker, Plan, Source, Target};
+use super::update::CacheUpdate;
+use super::{by_dtype, floats, is_kernel_float, keeps_dtype, kernel_error, size};
+use crate::cache::memory::{Carry, Source, Target};
+use crate::cache::{KvCache, Mask, Offset};
+use crate::{Result, RmsNorm, Rope};
 
-/// What a layer does between its projections.
-pub(crate) struct Attend<'a> {
-    pub(crate) num_heads: i32,
-    pub(crate) num_kv_heads: i32,
-    pub(crate) scale: f32,
-    pub(crate) rope: Option<&'a RopeKernel>,
-    /// The norms of queries and keys.
-    pub(crate) norms: Option<[Parameters<'a>; 2]>,
+/// What attention does between its projections, in one step.
+#[derive(Clone, Copy, Debug)]
+pub struct Attend<'a> {
+    /// Query heads.
+    pub num_heads: i32,
+    /// Key and value heads; divides the query heads.
+    pub num_kv_heads: i32,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// The encoding of positions.
+    pub rope: Option<&'a Rope>,
+    /// The norm of each query.
+    pub query_norm: Option<&'a RmsNorm>,
+    /// The norm of each key.
+    pub key_norm: Option<&'a RmsNorm>,
+    /// Values are divided by their root mean square, with this epsilon.
+    pub value_eps: Option<f32>,
 }
 
-/// What becomes of a cache when the sequence that writes to it is finished.
-#[derive(Debug)]
-pub struct CacheUpdate {
-    plan: Plan,
-    new: i32,
-}
-
-impl CacheUpdate {
-    /// Tells the cache that the update was recorded for; `output` is one of the arrays that the
-    /// sequence was finished with.
-    pub fn apply(&self, cache: &mut KvCache, output: &Array) {
-        self.apply_marked(cache, &Marker::new(output));
-    }
-
-    /// Several updates of one sequence, each for its cache.
-    pub fn apply_all<'a>(
-        updates: impl IntoIterator<Item = (&'a Self, &'a mut KvCache)>,
-        output: &Array,
-    ) {
-        let marker = Marker::new(output);
-        for (update, cache) in updates {
-            update.apply_marked(cache, &marker);
+impl Attend<'_> {
+    /// `queries` `[B, L, H * D]`, `keys` and `values` `[B, L, H_kv * D]` to `[B, L, H * D]`. The
+    /// keys and values are added to `cache` by the [`CacheUpdate`], after the sequence is
+    /// finished. None where there is no kernel for it.
+    ///
+    /// # Errors
+    /// When the weights cannot be read or the mask does not fit.
+    pub fn record(
+        &self,
+        sequence: &mut Sequence,
+        [queries, keys, values]: [Value; 3],
+        mask: &Mask,
+        cache: &KvCache,
+    ) -> Result<Option<(Value, CacheUpdate)>> {
+        let dtype = sequence.dtype(queries);
+        let kv_shape = sequence.shape(keys);
+        let Some([batch, length, head_dim]) = self.sizes(sequence, queries) else {
+            return Ok(None);
+        };
+        let fits = [keys, values]
+            .iter()
+            .all(|&value| sequence.dtype(value) == dtype && sequence.shape(value) == kv_shape)
+            && kv_shape == [batch, length, self.num_kv_heads * head_dim];
+        if !fits {
+            return Ok(None);
         }
+        let heads = [batch, self.num_kv_heads, length, head_dim];
+        let Some((plan, keep)) = cache.plan(heads, dtype)? else {
+            return Ok(None);
+        };
+        let (seen, offset) = (keep + length, cache.offset());
+        let step = self.step(sequence, queries, mask, (&plan.target, seen), &offset)?;
+        let Some((step, mask)) = step else {
+            return Ok(None);
+        };
+        if let Some(marker) = cache.marker() {
+            sequence.after(marker);
+        }
+        let output = sequence.output_like(queries);
+        let inputs = [queries, keys, values];
+        let inputs: SmallVec<[Value; 4]> = inputs.into_iter().chain(mask).collect();
+        sequence.step(AttendStep { new: true, ..step }, &inputs, &[output]);
+        Ok(Some((output, CacheUpdate::keys(plan, seen, length))))
     }
 
-    fn apply_marked(&self, cache: &mut KvCache, marker: &Marker) {
-        cache.commit(&self.plan, self.new, marker.clone());
+    /// `queries` `[B, L, H * D]` at `offset` over the keys and values of another layer, which
+    /// has been recorded for the same tokens; as [`record`](Self::record).
+    ///
+    /// # Errors
+    /// As [`record`](Self::record).
+    pub fn record_over(
+        &self,
+        sequence: &mut Sequence,
+        queries: Value,
+        mask: &Mask,
+        other: &CacheUpdate,
+        offset: &Offset,
+    ) -> Result<Option<Value>> {
+        let Some((target, seen)) = other.seen() else {
+            return Ok(None);
+        };
+        let Some([batch, _, head_dim]) = self.sizes(sequence, queries) else {
+            return Ok(None);
+        };
+        let [rows, heads, _, dim] = target.memory.shape;
+        let fits = [rows, heads, dim] == [batch, self.num_kv_heads, head_dim]
+            && target.memory.dtype == sequence.dtype(queries);
+        if !fits {
+            return Ok(None);
+        }
+        let step = self.step(sequence, queries, mask, (target, seen), offset)?;
+        let Some((step, mask)) = step else {
+            return Ok(None);
+        };
+        let output = sequence.output_like(queries);
+        let inputs: SmallVec<[Value; 4]> = [queries].into_iter().chain(mask).collect();
+        sequence.step(step, &inputs, &[output]);
+        Ok(Some(output))
+    }
+
+    /// Batch, length and width of a head.
+    fn sizes(&self, sequence: &Sequence, queries: Value) -> Option<[i32; 3]> {
+        let &[batch, length, width] = sequence.shape(queries) else {
+            return None;
+        };
+        let head_dim = width / self.num_heads;
+        let dtype = sequence.dtype(queries);
+        let mut norms = self.query_norm.into_iter().chain(self.key_norm);
+        let fits = head_dim % 16 == 0
+            && is_kernel_float(dtype)
+            && norms.all(|norm| keeps_dtype(dtype, norm.parameters().weight));
+        fits.then_some([batch, length, head_dim])
+    }
+
+    /// The step over the last `seen` positions of a memory, without new ones, and its mask. None
+    /// for a mask or a rope that the kernels do not have.
+    fn step(
+        &self,
+        sequence: &mut Sequence,
+        queries: Value,
+        mask: &Mask,
+        (target, seen): (&Target, i32),
+        offset: &Offset,
+    ) -> Result<Option<(AttendStep, Option<Value>)>> {
+        let &[batch, length, _] = sequence.shape(queries) else {
+            return Ok(None);
+        };
+        let rope = match self.rope {
+            Some(rope) => match rope.kernel() {
+                Some(kernel) => Some(kernel.clone()),
+                None => return Ok(None),
+            },
+            None => None,
+        };
+        let full = [batch, self.num_heads, length, seen];
+        let Some((kind, mask)) = mask_input(mask.as_attention(), full)? else {
+            return Ok(None);
+        };
+        let norm = |norm: &RmsNorm| {
+            let Parameters {
+                weight,
+                constants,
+                eps,
+                ..
+            } = norm.parameters();
+            Ok::<_, crate::Error>(Norm {
+                weight: Some(constants.of([weight])?),
+                eps,
+            })
+        };
+        let step = AttendStep {
+            num_heads: size(self.num_heads),
+            num_kv_heads: size(self.num_kv_heads),
+            scale: self.scale,
+            rope,
+            query_norm: self.query_norm.map(norm).transpose()?,
+            key_norm: self.key_norm.map(norm).transpose()?,
+            value_norm: self.value_eps.map(|eps| Norm { weight: None, eps }),
+            offsets: SmallVec::from_slice(offset.positions()),
+            target: target.clone(),
+            seen: size(seen),
+            new: false,
+            kind,
+        };
+        // A mask is usually a broadcast view.
+        let mask = mask.map(|mask| sequence.input_with(&mask, false));
+        Ok(Some((step, mask)))
     }
 }
 
-/// `queries` `[B, L, H * D]`, `keys` and `values` `[B, L, H_kv * D]` to `[B, L, H * D]`; the
-/// keys and values are added to `cache`.
+/// [`Attend::record`] alone.
 pub(crate) fn attend(
     layer: &Attend<'_>,
     [queries, keys, values]: [&Array; 3],
-    mask: AttentionMask<'_>,
+    mask: &Mask,
     cache: &mut KvCache,
 ) -> Result<Option<Array>> {
     let Some((mut sequence, queries)) = Sequence::start(queries)? else {
         return Ok(None);
     };
     let projected = [queries, sequence.input(keys), sequence.input(values)];
-    let recorded = record_attend(&mut sequence, layer, projected, mask, cache)?;
-    let Some((output, update)) = recorded else {
+    let Some((output, update)) = layer.record(&mut sequence, projected, mask, cache)? else {
         return Ok(None);
     };
-    let output = sequence.finish(&[output])?.pop();
-    if let Some(output) = &output {
-        update.apply(cache, output);
-    }
-    Ok(output)
+    sequence.finish_keys(output, &update, cache).map(Some)
 }
 
-/// As [`attend`]; `cache` is changed by the [`CacheUpdate`].
-pub(crate) fn record_attend(
-    sequence: &mut Sequence,
-    layer: &Attend<'_>,
-    [queries, keys, values]: [Value; 3],
-    mask: AttentionMask<'_>,
-    cache: &KvCache,
-) -> Result<Option<(Value, CacheUpdate)>> {
-    let dtype = sequence.dtype(queries);
-    let kv_shape = sequence.shape(keys);
-    let &[batch, length, width] = sequence.shape(queries) else {
-        return Ok(None);
-    };
-    let head_dim = width / layer.num_heads;
-    let fits = [keys, values]
-        .iter()
-        .all(|&value| sequence.dtype(value) == dtype && sequence.shape(value) == kv_shape)
-        && kv_shape == [batch, length, layer.num_kv_heads * head_dim]
-        && head_dim % 16 == 0
-        && layer
-            .norms
-            .is_none_or(|norms| norms.iter().all(|norm| keeps_dtype(dtype, norm.weight)));
-    if !fits {
-        return Ok(None);
-    }
-    let heads = [batch, layer.num_kv_heads, length, head_dim];
-    let Some((plan, keep)) = cache.plan(heads, dtype)? else {
-        return Ok(None);
-    };
-    let kv_length = keep + length;
-    let full = [batch, layer.num_heads, length, kv_length];
-    let Some((kind, mask)) = mask_input(mask, full)? else {
-        return Ok(None);
-    };
-    let offsets = SmallVec::from_slice(cache.offset().positions());
-    let norms = match layer.norms {
-        Some([q, k]) => Some(Norms {
-            eps: q.eps,
-            queries: q.constants.of([q.weight])?,
-            keys: k.constants.of([k.weight])?,
-        }),
-        None => None,
-    };
-    let step = AttendStep {
-        num_heads: size(layer.num_heads),
-        num_kv_heads: size(layer.num_kv_heads),
-        scale: layer.scale,
-        rope: layer.rope.cloned(),
-        norms,
-        offsets,
-        target: plan.target.clone(),
-        keep: size(keep),
-        kind,
-    };
-    if let Some(marker) = cache.marker() {
-        sequence.after(marker);
-    }
-    // A mask is usually a broadcast view.
-    let mask = mask.map(|mask| sequence.input_with(&mask, false));
-    let inputs: SmallVec<[Value; 4]> = [queries, keys, values].into_iter().chain(mask).collect();
-    let output = sequence.output_like(queries);
-    sequence.step(step, &inputs, &[output]);
-    Ok(Some((output, CacheUpdate { plan, new: length })))
-}
-
-/// The weights of the norms of queries and keys.
-struct Norms {
+/// A norm, without a weight where it has none.
+struct Norm {
+    weight: Option<Arc<[HostConstant]>>,
     eps: f32,
-    queries: Arc<[HostConstant]>,
-    keys: Arc<[HostConstant]>,
 }
 
 struct AttendStep {
@@ -158,11 +215,16 @@ struct AttendStep {
     num_kv_heads: usize,
     scale: f32,
     rope: Option<RopeKernel>,
-    norms: Option<Norms>,
+    query_norm: Option<Norm>,
+    key_norm: Option<Norm>,
+    value_norm: Option<Norm>,
     offsets: SmallVec<[i32; 2]>,
+    /// The memory of keys and values.
     target: Target,
-    /// How many of the positions before the queries may see.
-    keep: usize,
+    /// How many positions, the last ones, the queries may see, new ones included.
+    seen: usize,
+    /// Inputs 1 and 2 are keys and values to be put into the memory; otherwise they are there.
+    new: bool,
     kind: Kind,
 }
 
@@ -195,17 +257,17 @@ impl Layout {
 impl AttendStep {
     /// The heads of a projection, normalized and rotated: where they are then, and how.
     fn prepare<'a, T: Scratch>(
-        &self,
         x: &'a HostView<'_>,
-        norm: Option<&Arc<[HostConstant]>>,
+        norm: Option<&Norm>,
+        rope: Option<RopeOptions<'_>>,
         layout: Layout,
         memory: &'a mut [T],
     ) -> mlex_core::Result<Heads<'a, T>> {
         let (normed, rotated) = memory.split_at_mut(layout.count());
         let mut data = x.as_slice::<T>()?;
-        if let (Some(Norms { eps, .. }), Some(weight)) = (&self.norms, norm) {
-            let weight = floats(&weight[0].view())?;
-            mlex_kernels::rms_norm(normed, data, layout.dim, Some(weight), *eps)
+        if let Some(Norm { weight, eps }) = norm {
+            let weight = weight.as_ref().map(|weight| floats(&weight[0].view()));
+            mlex_kernels::rms_norm(normed, data, layout.dim, weight.transpose()?, *eps)
                 .map_err(kernel_error(NAME))?;
             data = normed;
         }
@@ -213,15 +275,8 @@ impl AttendStep {
             data,
             strides: layout.strides(),
         };
-        let Some(rope) = &self.rope else {
+        let Some(options) = rope else {
             return Ok(heads);
-        };
-        let options = RopeOptions {
-            dims: size(rope.dims),
-            traditional: rope.traditional,
-            frequencies: Frequencies::Inverse(&rope.inverse),
-            scale: rope.scale,
-            offsets: &self.offsets,
         };
         let Layout {
             batch,
@@ -244,80 +299,107 @@ impl AttendStep {
             return Err(super::outputs_error(1, outputs));
         };
         let (batch, length) = (size(inputs[0].shape()[0]), size(inputs[0].shape()[1]));
-        let dim = size(inputs[0].shape()[2]) / self.num_heads;
         let queries = Layout {
             batch,
             length,
             heads: self.num_heads,
-            dim,
+            dim: size(inputs[0].shape()[2]) / self.num_heads,
         };
         let keys = Layout {
             heads: self.num_kv_heads,
             ..queries
         };
-        let Target {
-            memory,
-            fresh,
-            used,
-        } = &self.target;
-        let capacity = size(memory.shape[2]);
-        let used = size(*used);
-        let norms = self.norms.as_ref();
-        let mask = kernel_mask(self.kind, inputs.get(3))?;
-        let mut buffers = memory.lock();
-        if let Some(carry) = fresh {
-            for (index, buffer) in buffers.iter_mut().enumerate() {
-                buffer.resize(&memory.shape, memory.dtype)?;
-                if let Some(carry) = carry {
-                    carry_over(carry, index, buffer);
-                }
+        let rope = self.rope.as_ref().map(|rope| RopeOptions {
+            dims: size(rope.dims),
+            traditional: rope.traditional,
+            frequencies: Frequencies::Inverse(&rope.inverse),
+            scale: rope.scale,
+            offsets: &self.offsets,
+        });
+        let for_keys = if self.new { keys.count() } else { 0 };
+        T::with(2 * (queries.count() + for_keys), |memory| {
+            let (for_queries, for_keys) = memory.split_at_mut(2 * queries.count());
+            let norm = self.query_norm.as_ref();
+            let q = Self::prepare(&inputs[0], norm, rope, queries, for_queries)?;
+            let mut buffers = self.target.memory.lock();
+            if self.new {
+                self.prepare_memory(&mut buffers)?;
+                let [key_buffer, value_buffer] = &mut *buffers;
+                let norm = self.key_norm.as_ref();
+                let new = Self::prepare::<T>(&inputs[1], norm, rope, keys, for_keys)?;
+                self.store(new, key_buffer, keys)?;
+                let norm = self.value_norm.as_ref();
+                let new = Self::prepare::<T>(&inputs[2], norm, None, keys, for_keys)?;
+                self.store(new, value_buffer, keys)?;
+            }
+            let seen = [buffers[0].view(), buffers[1].view()];
+            let mask = inputs.get(if self.new { 3 } else { 1 });
+            self.attend(output, q, seen, mask, queries)
+        })
+    }
+
+    /// Makes the memory what it is before the new positions are put into it.
+    fn prepare_memory(&self, buffers: &mut [HostBuffer; 2]) -> mlex_core::Result<()> {
+        let Target { memory, fresh, .. } = &self.target;
+        let Some(carry) = fresh else {
+            return Ok(());
+        };
+        for (index, buffer) in buffers.iter_mut().enumerate() {
+            buffer.resize(&memory.shape, memory.dtype)?;
+            if let Some(carry) = carry {
+                carry_over(carry, index, buffer);
             }
         }
-        let [key_buffer, value_buffer] = &mut *buffers;
-        let (mut key_buffer, mut value_buffer) = (key_buffer.view_mut(), value_buffer.view_mut());
+        Ok(())
+    }
 
-        T::with(2 * (queries.count() + keys.count()), |memory| {
-            let (for_keys, for_queries) = memory.split_at_mut(2 * keys.count());
-            let key_buffer = key_buffer.as_mut_slice::<T>()?;
-            let new_keys =
-                self.prepare(&inputs[1], norms.map(|norms| &norms.keys), keys, for_keys)?;
-            store(new_keys, key_buffer, keys, capacity, used);
-            let value_buffer = value_buffer.as_mut_slice::<T>()?;
-            let new_values = Heads {
-                data: inputs[2].as_slice()?,
-                strides: keys.strides(),
-            };
-            store(new_values, value_buffer, keys, capacity, used);
+    /// Puts heads into a buffer `[B, heads, capacity, D]`, behind the positions in use.
+    fn store<T: Scratch>(
+        &self,
+        from: Heads<'_, T>,
+        to: &mut HostBuffer,
+        layout: Layout,
+    ) -> mlex_core::Result<()> {
+        let (capacity, used) = (size(self.target.memory.shape[2]), size(self.target.used));
+        let mut view = to.view_mut();
+        store(from, view.as_mut_slice::<T>()?, layout, capacity, used);
+        Ok(())
+    }
 
-            let q = self.prepare(
-                &inputs[0],
-                norms.map(|norms| &norms.queries),
-                queries,
-                for_queries,
-            )?;
-            // From the first position that is seen; every head has the same place in its part.
-            let start = (used - self.keep) * dim;
-            let strides = [self.num_kv_heads * capacity * dim, capacity * dim, dim];
-            let seen = |data| Heads { data, strides };
-            let shape = AttentionShape {
-                batch,
-                q_heads: self.num_heads,
-                kv_heads: self.num_kv_heads,
-                q_len: length,
-                kv_len: self.keep + length,
-                head_dim: dim,
-                value_dim: dim,
-            };
-            let options = AttentionOptions {
-                scale: self.scale,
-                mask,
-                sinks: None,
-                output: mlex_kernels::OutputOrder::LengthFirst,
-            };
-            let (k, v) = (seen(&key_buffer[start..]), seen(&value_buffer[start..]));
-            mlex_kernels::attention(output.as_mut_slice::<T>()?, q, k, v, shape, options)
-                .map_err(kernel_error(NAME))
-        })
+    /// Attention over buffers `[B, H_kv, capacity, D]`.
+    fn attend<T: Scratch>(
+        &self,
+        output: &mut HostViewMut<'_>,
+        q: Heads<'_, T>,
+        [k, v]: [HostView<'_>; 2],
+        mask: Option<&HostView<'_>>,
+        queries: Layout,
+    ) -> mlex_core::Result<()> {
+        let (capacity, dim) = (size(k.shape()[2]), queries.dim);
+        // From the first position that is seen; every head has the same place in its part.
+        let end = size(self.target.used) + queries.length;
+        let start = (end - self.seen) * dim;
+        let strides = [self.num_kv_heads * capacity * dim, capacity * dim, dim];
+        let (k, v) = (k.as_slice::<T>()?, v.as_slice::<T>()?);
+        let seen = |data| Heads { data, strides };
+        let shape = AttentionShape {
+            batch: queries.batch,
+            q_heads: self.num_heads,
+            kv_heads: self.num_kv_heads,
+            q_len: queries.length,
+            kv_len: self.seen,
+            head_dim: dim,
+            value_dim: dim,
+        };
+        let options = AttentionOptions {
+            scale: self.scale,
+            mask: kernel_mask(self.kind, mask)?,
+            sinks: None,
+            output: mlex_kernels::OutputOrder::LengthFirst,
+        };
+        let (k, v) = (seen(&k[start..]), seen(&v[start..]));
+        mlex_kernels::attention(output.as_mut_slice::<T>()?, q, k, v, shape, options)
+            .map_err(kernel_error(NAME))
     }
 }
 

@@ -2,8 +2,8 @@
 
 use mlex_core::{Array, Dtype, HostView, HostViewMut};
 
-use super::linear::{Part, Weight};
 use super::sequence::{Sequence, Shape, Step, Value};
+use super::weight::{Part, Weight};
 use super::{by_dtype, kernel_error, size};
 use crate::Result;
 use crate::linear::{Matrix, Stored};

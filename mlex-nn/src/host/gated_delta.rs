@@ -1,28 +1,56 @@
-//! A gated delta net between its projections, in one node.
+//! A gated delta net between its projections, in one step.
 
-use std::borrow::Cow;
+use std::sync::Arc;
 
-use mlex_core::{Array, Dtype, Element, HostOp, HostOutput, HostView, HostViewMut, host_op};
+use mlex_core::{Array, Dtype, HostConstant, HostView, HostViewMut};
 use mlex_kernels::{
     DeltaInputs, DeltaLayer, DeltaShape, Strided, gated_delta as run, gated_delta_tail,
 };
 
-use super::{applies, by_dtype, floats, is_kernel_float, keeps_dtype, kernel_error, size};
+use super::constants::Constants;
+use super::sequence::{Sequence, Step, Value};
+use super::update::CacheUpdate;
+use super::{by_dtype, columns, floats, is_kernel_float, keeps_dtype, kernel_error, size};
 use crate::cache::{RecurrentCache, RecurrentState};
-use crate::gated_delta::{Delta, GatedDeltaConfig, Projected};
+use crate::gated_delta::GatedDeltaConfig;
 use crate::{Error, Result};
 
-/// What the layer's output projection takes, `[B, L, value_dim]`, and the state after it.
-pub(crate) fn gated_delta(
+/// A layer without its projections.
+pub(crate) struct Delta<'a> {
+    /// `[K, conv_dim]`.
+    pub(crate) conv: &'a Array,
+    /// `[D_v]`.
+    pub(crate) norm: &'a Array,
+    /// `[H_v]` each.
+    pub(crate) a_log: &'a Array,
+    pub(crate) dt_bias: &'a Array,
+    pub(crate) constants: &'a Constants,
+    pub(crate) config: &'a GatedDeltaConfig,
+}
+
+/// A projection of the input that may share its rows with another one: the columns from `first`
+/// on of `value` `[B, L, W]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Columns {
+    pub(crate) value: Value,
+    pub(crate) first: i32,
+}
+
+/// The projections (queries, keys and values before the convolution; the gate of the output;
+/// the logit of the step size; the decay before softplus) to what the output projection takes,
+/// `[B, L, value_dim]`. `cache` is changed by the [`CacheUpdate`].
+pub(crate) fn record_gated_delta(
+    sequence: &mut Sequence,
     layer: &Delta<'_>,
-    projected: &Projected,
+    projected: [Columns; 4],
     cache: &RecurrentCache,
-) -> Result<Option<(Array, RecurrentState)>> {
-    let Projected { qkv, z, b, a } = projected;
-    let &[batch, length, channels] = qkv.shape() else {
+) -> Result<Option<(Value, CacheUpdate)>> {
+    let qkv = projected[0].value;
+    let dtype = sequence.dtype(qkv);
+    let &[batch, length, _] = sequence.shape(qkv) else {
         return Ok(None);
     };
-    let GatedDeltaConfig {
+    let &GatedDeltaConfig {
         num_key_heads: key_heads,
         num_value_heads: heads,
         key_head_dim: key_dim,
@@ -30,30 +58,38 @@ pub(crate) fn gated_delta(
         conv_kernel: kernel,
         norm_eps,
         ..
-    } = *layer.config;
-    let rates = [layer.a_log, layer.dt_bias];
-    let fits = applies(qkv)?
-        && [z, b, a].iter().all(|array| array.dtype() == qkv.dtype())
+    } = layer.config;
+    let fits = is_kernel_float(dtype)
+        && projected
+            .iter()
+            .all(|columns| sequence.dtype(columns.value) == dtype)
         && [layer.conv, layer.norm]
             .iter()
-            .all(|array| keeps_dtype(qkv.dtype(), array))
-        && rates.iter().all(|array| is_kernel_float(array.dtype()));
+            .all(|array| keeps_dtype(dtype, array))
+        && [layer.a_log, layer.dt_bias]
+            .iter()
+            .all(|array| is_kernel_float(array.dtype()));
     if !fits {
         return Ok(None);
     }
     let states = [batch, heads, value_dim, key_dim];
-    let tail = [batch, kernel - 1, channels];
-    if let Some(RecurrentState { conv, state }) = cache.state() {
-        if state.dtype() != Dtype::Float32 || conv.dtype() != qkv.dtype() {
-            return Ok(None);
+    let tail = [batch, kernel - 1, layer.config.conv_dim()];
+    let before = match cache.state() {
+        Some(RecurrentState { conv, state }) => {
+            if state.dtype() != Dtype::Float32 || conv.dtype() != dtype {
+                return Ok(None);
+            }
+            if state.shape() != states || conv.shape() != tail {
+                let found = format!("{:?} and {:?}", state.shape(), conv.shape());
+                let expected = format!("shapes {states:?} and {tail:?}");
+                return Err(Error::setting("recurrent cache", expected, found));
+            }
+            Some((sequence.input(state), sequence.input(conv)))
         }
-        if state.shape() != states || conv.shape() != tail {
-            let found = format!("{:?} and {:?}", state.shape(), conv.shape());
-            let expected = format!("shapes {states:?} and {tail:?}");
-            return Err(Error::setting("recurrent cache", expected, found));
-        }
-    }
-    let op = DeltaOp {
+        None => None,
+    };
+    let arrays = [layer.conv, layer.norm, layer.a_log, layer.dt_bias];
+    let step = DeltaStep {
         shape: DeltaShape {
             batch: size(batch),
             length: size(length),
@@ -68,131 +104,83 @@ pub(crate) fn gated_delta(
             .padding(length)
             .map(|rows| rows.into_iter().map(size).collect())
             .unwrap_or_default(),
-        goes_on: cache.state().is_some(),
-        states,
-        tail,
+        first: projected.map(|columns| size(columns.first)),
+        constants: layer.constants.of(arrays)?,
     };
-    let before = cache.state().map(|state| [&state.state, &state.conv]);
-    let inputs: Vec<&Array> = [qkv, z, b, a, layer.conv, layer.norm]
-        .into_iter()
-        .chain(rates)
-        .chain(before.into_iter().flatten())
-        .collect();
-    let outputs = host_op(&std::sync::Arc::new(op), &inputs)?;
-    Ok(<[Array; 3]>::try_from(outputs)
-        .ok()
-        .map(|[y, state, conv]| (y, RecurrentState { conv, state })))
+    let mut inputs: Vec<Value> = projected.iter().map(|columns| columns.value).collect();
+    let state = match before {
+        Some((state, conv)) => {
+            inputs.push(conv);
+            sequence.output_in_place(state)
+        }
+        None => sequence.output(&states, Dtype::Float32),
+    };
+    let y = sequence.output(&[batch, length, layer.config.value_dim()], dtype);
+    let conv = sequence.output(&tail, dtype);
+    sequence.step(step, &inputs, &[y, state, conv]);
+    Ok(Some((y, CacheUpdate::state(state, conv, length))))
 }
 
 const NAME: &str = "gated_delta";
 
-/// Where the inputs are that not every call has.
-const STATE: usize = 8;
-const TAIL: usize = 9;
-
-struct DeltaOp {
+struct DeltaStep {
     shape: DeltaShape,
     norm_eps: f32,
     padding: Vec<usize>,
-    /// There is a state from before.
-    goes_on: bool,
-    states: [i32; 4],
-    tail: [i32; 3],
+    /// The first columns of the projections.
+    first: [usize; 4],
+    /// Convolution, norm, rate and offset of the decay.
+    constants: Arc<[HostConstant]>,
 }
 
-/// `[B, L, W]` as rows at a fixed distance; copied where they are not.
-fn rows<'a, T: Element>(view: &HostView<'a>) -> mlex_core::Result<(Cow<'a, [T]>, usize)> {
-    let data = view.as_slice::<T>()?;
-    let sizes: Vec<usize> = view.shape().iter().map(|&dim| size(dim)).collect();
-    let strides: Vec<usize> = view
-        .strides()
-        .iter()
-        .map(|&stride| usize::try_from(stride).unwrap_or_default())
-        .collect();
-    let [batch, length, width] = [sizes[0], sizes[1], sizes[2]];
-    let stride = if length > 1 { strides[1] } else { strides[0] };
-    let even = length <= 1 || batch <= 1 || strides[0] == length * strides[1];
-    if even && (width <= 1 || strides[2] == 1) && (stride >= width || batch * length <= 1) {
-        return Ok((Cow::Borrowed(data), stride.max(width)));
-    }
-    let mut packed = Vec::with_capacity(batch * length * width);
-    for b in 0..batch {
-        for l in 0..length {
-            let start = b * strides[0] + l * strides[1];
-            packed.extend((0..width).map(|w| data[start + w * strides[2]]));
-        }
-    }
-    Ok((Cow::Owned(packed), width))
-}
-
-impl DeltaOp {
-    fn compute<T: Element + mlex_kernels::Element>(
+impl DeltaStep {
+    fn compute<T: mlex_core::Element + mlex_kernels::Element>(
         &self,
         inputs: &[HostView<'_>],
         outputs: &mut [HostViewMut<'_>],
     ) -> mlex_core::Result<()> {
         let [y, state, tail] = outputs else {
-            let found = outputs.len().to_string();
-            return Err(mlex_core::Error::format("outputs", "3", found));
+            return Err(super::outputs_error(3, outputs));
         };
-        let (qkv, z) = (rows::<T>(&inputs[0])?, rows::<T>(&inputs[1])?);
-        let (b, a) = (rows::<T>(&inputs[2])?, rows::<T>(&inputs[3])?);
-        fn strided<'a, T: Clone>(rows: &'a (Cow<'_, [T]>, usize)) -> Strided<'a, T> {
-            Strided {
-                data: &rows.0,
-                stride: rows.1,
-            }
-        }
+        let projected = |index: usize| -> mlex_core::Result<Strided<'_, T>> {
+            let data = inputs[index].as_slice::<T>()?;
+            Ok(Strided {
+                data: data.get(self.first[index]..).unwrap_or_default(),
+                stride: columns(&inputs[index]),
+            })
+        };
+        let constant = |index: usize| floats(&self.constants[index].view());
         let layer = DeltaLayer {
-            conv: floats(&inputs[4])?,
-            norm: floats(&inputs[5])?,
-            a_log: floats(&inputs[6])?,
-            dt_bias: floats(&inputs[7])?,
+            conv: constant(0)?,
+            norm: constant(1)?,
+            a_log: constant(2)?,
+            dt_bias: constant(3)?,
             norm_eps: self.norm_eps,
         };
-        let before: &[T] = if self.goes_on {
-            inputs[TAIL].as_slice()?
-        } else {
-            &[]
+        let state = state.as_mut_slice::<f32>()?;
+        let before = match inputs.get(4) {
+            Some(before) => before.as_slice::<T>()?,
+            None => {
+                state.fill(0.0);
+                &[]
+            }
         };
         let inputs = DeltaInputs {
-            qkv: strided(&qkv),
-            gate: strided(&z),
-            beta: strided(&b),
-            decay: strided(&a),
+            qkv: projected(0)?,
+            gate: projected(1)?,
+            beta: projected(2)?,
+            decay: projected(3)?,
             before,
             padding: &self.padding,
         };
-        let state = state.as_mut_slice::<f32>()?;
-        if !self.goes_on {
-            state.fill(0.0);
-        }
         run(y.as_mut_slice()?, state, &inputs, &layer, &self.shape).map_err(kernel_error(NAME))?;
         gated_delta_tail(tail.as_mut_slice()?, &inputs, &self.shape).map_err(kernel_error(NAME))
     }
 }
 
-impl HostOp for DeltaOp {
+impl Step for DeltaStep {
     fn name(&self) -> &'static str {
         NAME
-    }
-
-    fn outputs(&self, inputs: &[&Array]) -> mlex_core::Result<Vec<HostOutput>> {
-        let state = if self.goes_on {
-            HostOutput::in_place(STATE, inputs[STATE])
-        } else {
-            HostOutput::new(self.states, Dtype::Float32)
-        };
-        Ok(vec![
-            HostOutput::new(inputs[1].shape(), inputs[1].dtype()),
-            state,
-            HostOutput::new(self.tail, inputs[0].dtype()),
-        ])
-    }
-
-    fn contiguous(&self, index: usize) -> bool {
-        // Projections may be parts of rows.
-        index > 3
     }
 
     fn run(

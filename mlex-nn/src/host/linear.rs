@@ -1,27 +1,13 @@
 //! Activations times weights: one or several projections of the same input in one step.
 
-use std::sync::Arc;
-
-use mlex_core::{Array, Dtype, HostConstant, HostView, HostViewMut, QuantizationMode, Quantized};
-use mlex_kernels::{
-    Activation as Gate, Linear as DenseWeight, Mode, Precision, Projection, QuantizedWeight,
-    Scales, project, project_gated,
-};
-
+use mlex_core::{Array, Dtype, HostView, HostViewMut};
+use mlex_kernels::{Activation as Gate, Precision, project, project_gated};
 use smallvec::SmallVec;
 
-use super::constants::Constants;
 use super::sequence::{Sequence, Shape, Step, Value};
-use super::{activation, applies, by_dtype, floats, keeps, kernel_error, size};
-use crate::linear::{Matrix, Stored};
+use super::weight::{Part, Weight, precision};
+use super::{activation, applies, by_dtype, columns, kernel_error};
 use crate::{Activation, Result};
-
-/// A projection: its matrix `[N, K]` and bias `[N]`.
-#[derive(Clone, Copy)]
-pub(crate) struct Weight<'a> {
-    pub(crate) matrix: &'a Matrix,
-    pub(crate) bias: Option<(&'a Array, &'a Constants)>,
-}
 
 /// `x` `[.., K]` times the transposed matrix, plus the bias: `[.., N]`.
 pub(crate) fn linear(x: &Array, weight: Weight<'_>) -> Result<Option<Array>> {
@@ -124,14 +110,6 @@ fn output(sequence: &mut Sequence, x: Value, n: i32) -> Value {
     sequence.output(&shape, sequence.dtype(x))
 }
 
-fn precision(dtype: Dtype) -> Precision {
-    match dtype {
-        // Products of bf16 numbers are exact in the f32 sums of bf16 instructions.
-        Dtype::Bfloat16 => Precision::Bf16,
-        _ => Precision::F32,
-    }
-}
-
 /// The same weight with scales and biases in float16, where that loses nothing and the kernels
 /// will read them: a tenth to a seventh less to read for each token. GGUF files have them so.
 pub(crate) fn narrowed(weight: mlex_core::QuantizedWeight) -> Result<mlex_core::QuantizedWeight> {
@@ -158,102 +136,6 @@ fn exact_half(array: &Array) -> Result<Option<Array>> {
     let same = half.as_type(Dtype::Float32)?.equal(array)?;
     let axes: Vec<i32> = (0..array.ndim() as i32).collect();
     Ok(same.all(&axes, false)?.item::<bool>()?.then_some(half))
-}
-
-/// The kernels' name of a layout.
-pub(super) fn mode(layout: Quantized) -> Option<Mode> {
-    Some(match layout.mode {
-        QuantizationMode::Affine => Mode::Affine {
-            bits: u8::try_from(layout.bits).ok()?,
-            group_size: usize::try_from(layout.group_size).ok()?,
-        },
-        QuantizationMode::Mxfp4 => Mode::Mxfp4,
-        QuantizationMode::Mxfp8 => Mode::Mxfp8,
-        QuantizationMode::Nvfp4 => Mode::Nvfp4,
-        _ => return None,
-    })
-}
-
-/// A weight as the kernels read it.
-pub(super) struct Part {
-    /// Dense without a mode.
-    mode: Option<Mode>,
-    /// The weight; the scales and biases of a quantized one.
-    weight: Arc<[HostConstant]>,
-    bias: Option<Arc<[HostConstant]>>,
-}
-
-impl Part {
-    /// None where `x` of this dtype times the weight is not what the kernels compute.
-    pub(super) fn new(dtype: Dtype, Weight { matrix, bias }: Weight<'_>) -> Result<Option<Self>> {
-        let weight = matrix.constants.of(matrix.arrays())?;
-        let mode = match &matrix.stored {
-            Stored::Dense { .. } => None,
-            Stored::Quantized { weight, .. } => match mode(weight.layout) {
-                Some(mode) => Some(mode),
-                None => return Ok(None),
-            },
-        };
-        // Without biases scales are bytes.
-        let floats = match (mode, &weight[..]) {
-            (None, all) => all,
-            (Some(_), [_, scales_and_biases @ ..]) if scales_and_biases.len() > 1 => {
-                scales_and_biases
-            }
-            (Some(_), _) => &[],
-        };
-        if !floats.iter().all(|floats| keeps(dtype, floats.dtype())) {
-            return Ok(None);
-        }
-        let bias = bias.map(|(bias, constants)| constants.of([bias]));
-        let bias = bias.transpose()?;
-        if bias.iter().any(|bias| !keeps(dtype, bias[0].dtype())) {
-            return Ok(None);
-        }
-        Ok(Some(Self { mode, weight, bias }))
-    }
-
-    /// Rows of the weight.
-    fn n(&self) -> i32 {
-        self.weight[0].shape().first().copied().unwrap_or_default()
-    }
-
-    /// Columns of the weight, before it was packed.
-    fn k(&self) -> i32 {
-        let stored = self.weight[0].shape().get(1).copied().unwrap_or_default();
-        match self.mode {
-            Some(mode) => (i64::from(stored) * 32 / mode.bits() as i64) as i32,
-            None => stored,
-        }
-    }
-
-    /// For `x` of `k` columns.
-    pub(super) fn projection(&self, k: usize) -> mlex_core::Result<Projection<'_>> {
-        let weight = self.weight[0].view();
-        let n = size(weight.shape()[0]);
-        let bias = self.bias.as_ref().map(|bias| floats(&bias[0].view()));
-        let bias = bias.transpose()?;
-        let Some(mode) = self.mode else {
-            let k = size(weight.shape()[1]);
-            let weight = DenseWeight::new(n, k, floats(&weight)?, bias);
-            return Ok(Projection::Dense(weight.map_err(kernel_error("linear"))?));
-        };
-        let scales = self.weight[1].view();
-        let scales = match self.weight.get(2) {
-            Some(biases) => Scales::Affine {
-                scales: floats(&scales)?,
-                biases: floats(&biases.view())?,
-            },
-            None => Scales::Bytes(scales.as_slice()?),
-        };
-        let weight = QuantizedWeight::new(mode, n, k, weight.as_slice()?, scales);
-        let weight = weight.map_err(kernel_error("linear"))?;
-        Ok(Projection::Quantized(weight, bias))
-    }
-}
-
-fn columns(x: &HostView<'_>) -> usize {
-    x.shape().last().copied().map_or(0, size)
 }
 
 struct ProjectStep {

@@ -17,6 +17,9 @@ mod rope;
 mod scratch;
 mod sequence;
 mod softcap;
+mod stream;
+mod update;
+mod weight;
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,23 +28,24 @@ use mlex_core::{Array, Device, Dtype, Element, Error, ErrorKind, HostView, HostV
 use mlex_kernels::{Floats, KernelError};
 
 pub(crate) use activation::gated;
-pub use attend::CacheUpdate;
-pub(crate) use attend::{Attend, attend, record_attend};
+pub use attend::Attend;
+pub(crate) use attend::attend;
 pub(crate) use attention::attention;
 pub(crate) use choose::{argmax, record_rows};
 pub(crate) use constants::Constants;
-pub(crate) use gated_delta::gated_delta;
-pub(crate) use linear::{
-    Weight, gated_linear, linear, linear_many, narrowed, record_gated, record_linear,
-};
-pub(crate) use moe::mixture;
+pub(crate) use gated_delta::{Columns, Delta, record_gated_delta};
+pub(crate) use linear::{gated_linear, linear, linear_many, narrowed, record_gated, record_linear};
+pub(crate) use moe::{Mixture, record_mixture};
 pub(crate) use norm::{
-    Parameters, add_rms_norm, layer_norm, record_add_rms_norm, record_rms_norm, rms_norm,
+    Parameters, add_rms_norm, layer_norm, record_add_rms_norm, record_rms_norm,
+    record_rms_norm_of_parts, rms_norm,
 };
-pub(crate) use residual::add_normed;
+pub(crate) use residual::{add_normed, record_add_normed};
 pub(crate) use rope::{RopeKernel, rope};
 pub use sequence::{Sequence, Value};
 pub(crate) use softcap::softcap;
+pub use update::CacheUpdate;
+pub(crate) use weight::Weight;
 
 static ENABLED: AtomicBool = AtomicBool::new(true);
 
@@ -129,6 +133,11 @@ macro_rules! by_dtype {
     };
 }
 use by_dtype;
+
+/// The length of the rows of an input.
+fn columns(x: &HostView<'_>) -> usize {
+    x.shape().last().copied().map_or(0, size)
+}
 
 /// A size or position that is known not to be negative.
 fn size(value: i32) -> usize {

@@ -1,84 +1,76 @@
-//! The experts of a mixture in one node: the choice of experts, their products with the rows
+//! The experts of a mixture in one step: the choice of experts, their products with the rows
 //! of each expert together, and the weighted sum.
 
-use mlex_core::{Array, Dtype, HostOp, HostOutput, HostView, HostViewMut, host_op};
-use mlex_kernels::{
-    Activation, Linear, Mode, Precision, QuantizedWeight, Routes, Scales, gather_quantized_matmul,
-};
+use std::sync::Arc;
 
-use super::linear::mode;
+use mlex_core::{Array, HostConstant, HostView, HostViewMut};
+use mlex_kernels::{Activation, Linear, Precision, Routes, gather_quantized_matmul};
+
+use super::constants::Constants;
 use super::scratch::Scratch;
-use super::{activation, applies, by_dtype, floats, keeps_dtype, kernel_error, size};
-use crate::Result;
-use crate::moe::{Experts, Mixture};
+use super::sequence::{Sequence, Step, Value};
+use super::weight::{ExpertWeights, Part, Weight, precision};
+use super::{activation, by_dtype, floats, is_kernel_float, kernel_error, size};
+use crate::linear::Matrix;
+use crate::{MoeConfig, Result};
+
+/// The experts of a layer.
+pub(crate) struct Mixture<'a> {
+    /// `[E, inner, hidden]`, twice, and `[E, hidden, inner]`.
+    pub(crate) gate: &'a Matrix,
+    pub(crate) up: &'a Matrix,
+    pub(crate) down: &'a Matrix,
+    /// Factors of what the experts give, `[E]`.
+    pub(crate) factors: Option<(&'a Array, &'a Constants)>,
+    pub(crate) config: MoeConfig,
+}
 
 /// `x` `[.., D]` through the experts that `logits` `[.., E]` choose: `[.., D]`.
-pub(crate) fn mixture(x: &Array, logits: &Array, layer: &Mixture<'_>) -> Result<Option<Array>> {
-    if !applies(x)? || !keeps_dtype(x.dtype(), logits) {
+pub(crate) fn record_mixture(
+    sequence: &mut Sequence,
+    x: Value,
+    logits: Value,
+    layer: &Mixture<'_>,
+) -> Result<Option<Value>> {
+    let dtype = sequence.dtype(x);
+    let factors_fit = layer
+        .factors
+        .is_none_or(|(factors, _)| is_kernel_float(factors.dtype()));
+    if sequence.dtype(logits) != dtype || !is_kernel_float(dtype) || !factors_fit {
         return Ok(None);
     }
-    let mut inputs = vec![x, logits];
-    let mut parts = Vec::with_capacity(3);
-    for experts in [layer.gate, layer.up, layer.down] {
-        let first = inputs.len();
-        let kind = match experts {
-            Experts::Dense { weight, .. } => {
-                if !keeps_dtype(x.dtype(), weight) {
-                    return Ok(None);
-                }
-                inputs.push(weight);
-                Kind::Dense
-            }
-            Experts::Quantized(weight) => {
-                let Some(mode) = mode(weight.layout) else {
-                    return Ok(None);
-                };
-                inputs.extend([&weight.weight, &weight.scales]);
-                if let Some(biases) = &weight.biases {
-                    if !keeps_dtype(x.dtype(), &weight.scales) || !keeps_dtype(x.dtype(), biases) {
-                        return Ok(None);
-                    }
-                    inputs.push(biases);
-                }
-                Kind::Quantized(mode)
-            }
-        };
-        parts.push(Part { kind, first });
-    }
-    let op = MixtureOp {
-        parts,
-        experts: size(layer.config.num_experts),
-        per_token: size(layer.config.experts_per_token),
-        normalize: layer.config.normalize,
-        hidden: size(layer.config.hidden_size),
-        inner: size(layer.config.intermediate_size),
-        activation: activation::kernel(layer.config.activation),
-        precision: match x.dtype() {
-            Dtype::Bfloat16 => Precision::Bf16,
-            _ => Precision::F32,
-        },
+    let part = |matrix| Part::new(dtype, Weight { matrix, bias: None });
+    let (Some(gate), Some(up), Some(down)) =
+        (part(layer.gate)?, part(layer.up)?, part(layer.down)?)
+    else {
+        return Ok(None);
     };
-    Ok(host_op(&std::sync::Arc::new(op), &inputs)?.pop())
+    let factors = layer
+        .factors
+        .map(|(array, constants)| constants.of([array]));
+    let config = &layer.config;
+    let step = MixtureStep {
+        parts: [gate, up, down],
+        factors: factors.transpose()?,
+        experts: size(config.num_experts),
+        per_token: size(config.experts_per_token),
+        normalize: config.normalize,
+        hidden: size(config.hidden_size),
+        inner: size(config.intermediate_size),
+        activation: activation::kernel(config.activation),
+        precision: precision(dtype),
+    };
+    let y = sequence.output_like(x);
+    sequence.step(step, &[x, logits], &[y]);
+    Ok(Some(y))
 }
 
 const NAME: &str = "mixture";
 
-#[derive(Clone, Copy, Debug)]
-enum Kind {
-    Dense,
-    Quantized(Mode),
-}
-
-/// Where the arrays of a projection are among the inputs.
-#[derive(Clone, Copy, Debug)]
-struct Part {
-    kind: Kind,
-    first: usize,
-}
-
-struct MixtureOp {
+struct MixtureStep {
     /// Gate, up and down projection.
-    parts: Vec<Part>,
+    parts: [Part; 3],
+    factors: Option<Arc<[HostConstant]>>,
     experts: usize,
     per_token: usize,
     normalize: bool,
@@ -88,36 +80,21 @@ struct MixtureOp {
     precision: Precision,
 }
 
-impl MixtureOp {
-    /// `y[row] = x[row]` times the matrix `[n, k]` of the row's expert.
+impl MixtureStep {
+    /// `y[row] = x[row]`, rows of `k`, times the matrix of the row's expert.
     fn product<T: Scratch>(
         &self,
-        part: usize,
-        inputs: &[HostView<'_>],
+        part: &Part,
         experts: &[u32],
-        [n, k]: [usize; 2],
+        k: usize,
         x: &[T],
         y: &mut [T],
     ) -> mlex_core::Result<()> {
-        let Part { kind, first } = self.parts[part];
-        let weight = inputs[first];
-        match kind {
-            Kind::Quantized(mode) => {
-                let scales = if matches!(mode, Mode::Affine { .. }) {
-                    Scales::Affine {
-                        scales: floats(&inputs[first + 1])?,
-                        biases: floats(&inputs[first + 2])?,
-                    }
-                } else {
-                    Scales::Bytes(inputs[first + 1].as_slice()?)
-                };
-                let packed = weight.as_slice()?;
-                QuantizedWeight::with_experts(mode, self.experts, n, k, packed, scales).and_then(
-                    |weight| gather_quantized_matmul(y, x, experts, &weight, self.precision),
-                )
+        match part.experts(k)? {
+            ExpertWeights::Quantized(weight) => {
+                gather_quantized_matmul(y, x, experts, &weight, self.precision)
             }
-            Kind::Dense => {
-                let all = floats(&weight)?;
+            ExpertWeights::Dense { weight: all, n } => {
                 let mut start = 0;
                 // Experts ascend, so that the rows of each are together.
                 let blocks = experts.chunk_by(|a, b| a == b);
@@ -139,8 +116,12 @@ impl MixtureOp {
         let (hidden, inner) = (self.hidden, self.inner);
         let x = inputs[0].as_slice::<T>()?;
         let logits = floats(&inputs[1])?;
-        let routes = Routes::top(logits, self.experts, self.per_token, self.normalize)
+        let mut routes = Routes::top(logits, self.experts, self.per_token, self.normalize)
             .map_err(kernel_error(NAME))?;
+        if let Some(factors) = &self.factors {
+            let factors = floats(&factors[0].view())?;
+            routes.scale(factors).map_err(kernel_error(NAME))?;
+        }
         let rows = routes.experts().len();
         T::with(rows * (2 * hidden + 3 * inner), |memory| {
             let (gathered, memory) = memory.split_at_mut(rows * hidden);
@@ -151,22 +132,19 @@ impl MixtureOp {
             routes
                 .gather(gathered, x, hidden)
                 .map_err(kernel_error(NAME))?;
-            self.product(0, inputs, experts, [inner, hidden], gathered, gate)?;
-            self.product(1, inputs, experts, [inner, hidden], gathered, up)?;
+            let [gate_proj, up_proj, down_proj] = &self.parts;
+            self.product(gate_proj, experts, hidden, gathered, gate)?;
+            self.product(up_proj, experts, hidden, gathered, up)?;
             mlex_kernels::gated(gated, gate, up, self.activation).map_err(kernel_error(NAME))?;
-            self.product(2, inputs, experts, [hidden, inner], gated, y)?;
+            self.product(down_proj, experts, inner, gated, y)?;
             routes.combine(out, y, hidden).map_err(kernel_error(NAME))
         })
     }
 }
 
-impl HostOp for MixtureOp {
+impl Step for MixtureStep {
     fn name(&self) -> &'static str {
         NAME
-    }
-
-    fn outputs(&self, inputs: &[&Array]) -> mlex_core::Result<Vec<HostOutput>> {
-        Ok(vec![HostOutput::new(inputs[0].shape(), inputs[0].dtype())])
     }
 
     fn run(

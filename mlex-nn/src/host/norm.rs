@@ -6,7 +6,7 @@ use mlex_core::{Array, HostConstant, HostView, HostViewMut};
 
 use super::constants::Constants;
 use super::sequence::{Sequence, Step, Value};
-use super::{by_dtype, floats, keeps, kernel_error, size};
+use super::{by_dtype, columns, floats, keeps, kernel_error, size};
 use crate::Result;
 
 /// The parameters of a norm: weight, and bias where there is one.
@@ -21,7 +21,7 @@ pub(crate) struct Parameters<'a> {
 impl Parameters<'_> {
     /// None where the result would have another dtype than `x`, or the shapes do not fit, which
     /// MLX's operation says.
-    fn constants(
+    pub(super) fn constants(
         &self,
         sequence: &Sequence,
         x: Value,
@@ -65,6 +65,31 @@ pub(crate) fn record_rms_norm(
     record(sequence, x, parameters, false)
 }
 
+/// As [`rms_norm`], of parts of the last dimension that are as long as the weight.
+pub(crate) fn record_rms_norm_of_parts(
+    sequence: &mut Sequence,
+    x: Value,
+    parameters: Parameters<'_>,
+) -> Result<Option<Value>> {
+    let part = parameters.weight.dim(0)?;
+    let last = sequence.shape(x).last().copied().unwrap_or(0);
+    if part <= 0 || last % part != 0 {
+        return Ok(None);
+    }
+    let Some(constants) = parameters.constants(sequence, x)? else {
+        return Ok(None);
+    };
+    let y = sequence.output_like(x);
+    let step = NormStep {
+        eps: parameters.eps,
+        centered: false,
+        size: Some(size(part)),
+        constants,
+    };
+    sequence.step(step, &[x], &[y]);
+    Ok(Some(y))
+}
+
 fn record(
     sequence: &mut Sequence,
     x: Value,
@@ -78,6 +103,7 @@ fn record(
     let step = NormStep {
         eps: parameters.eps,
         centered,
+        size: None,
         constants,
     };
     sequence.step(step, &[x], &[y]);
@@ -128,10 +154,6 @@ pub(crate) fn record_add_rms_norm(
     Ok(Some((sum, normed)))
 }
 
-fn columns(x: &HostView<'_>) -> usize {
-    x.shape().last().copied().map_or(0, size)
-}
-
 struct AddNormStep {
     eps: f32,
     scale: f32,
@@ -166,6 +188,8 @@ struct NormStep {
     eps: f32,
     /// Layer norm: the mean is taken off first.
     centered: bool,
+    /// Elements of a row; the last dimension without it.
+    size: Option<usize>,
     constants: Arc<[HostConstant]>,
 }
 
@@ -184,7 +208,7 @@ impl Step for NormStep {
         outputs: &mut [HostViewMut<'_>],
     ) -> mlex_core::Result<()> {
         let x = inputs[0];
-        let size = columns(&x);
+        let size = self.size.unwrap_or_else(|| columns(&x));
         let weight = Some(floats(&self.constants[0].view())?);
         let bias = self.constants.get(1).map(|bias| floats(&bias.view()));
         let bias = bias.transpose()?;

@@ -16,7 +16,8 @@ pub(crate) trait Step: Send + Sync + 'static {
     /// The name, for errors.
     fn name(&self) -> &'static str;
 
-    /// Computes the outputs; each starts with any content.
+    /// Computes the outputs; each starts with any content, or as the input that it is in place
+    /// of, whose own view is empty then.
     fn run(
         &self,
         inputs: &[HostView<'_>],
@@ -86,6 +87,8 @@ enum Origin {
     Input(usize),
     /// Made by a step.
     Made,
+    /// Made by a step in the memory of an input.
+    InPlace(usize),
 }
 
 struct Recorded {
@@ -189,12 +192,24 @@ impl Sequence {
         self.slot(Shape::from_slice(shape), dtype, Origin::Made)
     }
 
+    /// An output of the next step, in the memory of an input where nothing else refers to it.
+    /// It has to be one that the sequence finishes with.
+    pub(crate) fn output_in_place(&mut self, input: Value) -> Value {
+        let Slot { shape, dtype, .. } = &self.slots[input.0];
+        let (shape, dtype) = (shape.clone(), *dtype);
+        let origin = match self.slots[input.0].origin {
+            Origin::Input(index) => Origin::InPlace(index),
+            other => other,
+        };
+        self.slot(shape, dtype, origin)
+    }
+
     /// Refuses outputs that the node could not write.
     fn check(&self, outputs: &[Value]) -> Result<()> {
         let mut named = vec![false; self.slots.len()];
         for value in outputs {
             let slot = self.slots.get(value.0);
-            let made = slot.is_some_and(|slot| slot.origin == Origin::Made);
+            let made = slot.is_some_and(|slot| !matches!(slot.origin, Origin::Input(_)));
             if !made || std::mem::replace(&mut named[value.0], true) {
                 let expected = "values that its steps have made, each once";
                 let found = format!("{value:?}");
@@ -221,8 +236,19 @@ impl Sequence {
     pub fn finish(self, outputs: &[Value]) -> Result<Vec<Array>> {
         self.check(outputs)?;
         let specs = outputs.iter().map(|value| {
-            let Slot { shape, dtype, .. } = &self.slots[value.0];
-            HostOutput::new(&shape[..], *dtype)
+            let Slot {
+                shape,
+                dtype,
+                origin,
+            } = &self.slots[value.0];
+            HostOutput {
+                shape: shape.to_vec(),
+                dtype: *dtype,
+                in_place: match origin {
+                    Origin::InPlace(index) => Some(*index),
+                    _ => None,
+                },
+            }
         });
         let specs = specs.collect();
         // The last step that uses each value.

@@ -2,7 +2,7 @@
 
 use mlex_core::{Array, Dtype, QuantizationMode, Quantized};
 use mlex_nn::{
-    AttentionConfig, CacheUpdate, KvCache, RmsNorm, Rope, RopeConfig, RopeScaling, SelfAttention,
+    AttentionConfig, KvCache, LayerCache, RmsNorm, Rope, RopeConfig, RopeScaling, SelfAttention,
     Sequence,
 };
 
@@ -76,9 +76,13 @@ fn step(layer: &SelfAttention, x: &Array, cache: &mut KvCache) -> Array {
     let (mut sequence, value) = Sequence::start(x).unwrap().unwrap();
     let recorded = layer.record(&mut sequence, value, &mask, cache).unwrap();
     let (output, update) = recorded.unwrap();
-    let output = sequence.finish(&[output]).unwrap().remove(0);
-    update.apply(cache, &output);
-    output
+    let mut caches = [LayerCache::Attention(std::mem::take(cache))];
+    let output = sequence.finish_updating(output, &[update], &mut caches);
+    let [LayerCache::Attention(updated)] = caches else {
+        unreachable!("the cache of an attention layer");
+    };
+    *cache = updated;
+    output.unwrap()
 }
 
 fn forward(layer: &SelfAttention, x: &Array, cache: &mut KvCache) -> Array {
@@ -291,8 +295,13 @@ fn blocks_with_caches_are_one_node() {
                 value = outputs.unwrap().unwrap().1;
                 updates.push(update);
             }
-            let found = sequence.finish(&[value]).unwrap().remove(0);
-            CacheUpdate::apply_all(updates.iter().zip(&mut caches), &found);
+            let mut layers_of = caches.map(LayerCache::Attention);
+            let found = sequence.finish_updating(value, &updates, &mut layers_of);
+            let found = found.unwrap();
+            caches = layers_of.map(|cache| match cache {
+                LayerCache::Attention(cache) => cache,
+                other => unreachable!("{other:?}"),
+            });
 
             let mut h = x;
             for ((layer, norm), cache) in layers.iter().zip(&norms).zip(&mut expected_caches) {

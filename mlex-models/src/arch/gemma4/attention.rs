@@ -2,7 +2,10 @@
 //! those of an earlier layer.
 
 use mlex_core::Array;
-use mlex_nn::{KvCache, Linear, Mask, Offset, RmsNorm, Rope, Weights, attention};
+use mlex_nn::{
+    Attend, CacheUpdate, KvCache, Linear, Mask, Offset, RmsNorm, Rope, Sequence, Value, Weights,
+    attention,
+};
 
 use super::config::{LayerConfig, TextConfig};
 use crate::Result;
@@ -14,11 +17,11 @@ const SCALE: f32 = 1.0;
 pub(super) type KeysValues = (Array, Array);
 
 /// Where a layer's keys and values are.
-pub(super) enum Source<'a> {
+pub(super) enum Source<Cache, Seen> {
     /// Made from the layer's input and added to this cache.
-    Own(&'a mut KvCache),
+    Own(Cache),
     /// Those of another layer.
-    Shared(&'a KeysValues),
+    Shared(Seen),
 }
 
 pub(super) struct Attention {
@@ -29,6 +32,7 @@ pub(super) struct Attention {
     own: Option<OwnKeys>,
     rope: Rope,
     num_heads: i32,
+    num_kv_heads: i32,
 }
 
 struct OwnKeys {
@@ -36,7 +40,6 @@ struct OwnKeys {
     /// None where the keys are the values too.
     v_proj: Option<Linear>,
     k_norm: RmsNorm,
-    num_kv_heads: i32,
     eps: f32,
 }
 
@@ -60,7 +63,6 @@ impl Attention {
                     .then(|| project("v_proj", layer.num_kv_heads))
                     .transpose()?,
                 k_norm: norm("k_norm")?,
-                num_kv_heads: layer.num_kv_heads,
                 eps,
             }),
         };
@@ -76,6 +78,7 @@ impl Attention {
             own,
             rope: Rope::new(&layer.rope)?,
             num_heads,
+            num_kv_heads: layer.num_kv_heads,
         })
     }
 
@@ -85,14 +88,14 @@ impl Attention {
         x: &Array,
         mask: &Mask,
         offset: &Offset,
-        source: Source<'_>,
+        source: Source<&mut KvCache, &KeysValues>,
     ) -> Result<(Array, KeysValues)> {
         let queries = heads(&self.q_proj.forward(x)?, self.num_heads)?;
         let queries = self.q_norm.forward(&queries)?.transpose(&[0, 2, 1, 3])?;
         let queries = self.rope.forward(&queries, offset)?;
         let (keys, values) = match (source, &self.own) {
             (Source::Own(cache), Some(own)) => {
-                let (keys, values) = own.forward(x, &self.rope, offset)?;
+                let (keys, values) = own.forward(x, self.num_kv_heads, &self.rope, offset)?;
                 cache.update(&keys, &values)?
             }
             (Source::Shared(seen), _) => seen.clone(),
@@ -105,14 +108,78 @@ impl Attention {
         let output = output.transpose(&[0, 2, 1, 3])?.flatten(2, 3)?;
         Ok((self.o_proj.forward(&output)?, (keys, values)))
     }
+
+    /// [`forward`](Self::forward) in steps; none where one has no kernel. A layer with keys and
+    /// values of its own gives what becomes of its cache.
+    pub(super) fn record(
+        &self,
+        sequence: &mut Sequence,
+        x: Value,
+        mask: &Mask,
+        offset: &Offset,
+        source: Source<&KvCache, &CacheUpdate>,
+    ) -> Result<Option<(Value, Option<CacheUpdate>)>> {
+        let own = self.own.as_ref();
+        let attend = Attend {
+            num_heads: self.num_heads,
+            num_kv_heads: self.num_kv_heads,
+            scale: SCALE,
+            rope: Some(&self.rope),
+            query_norm: Some(&self.q_norm),
+            key_norm: own.map(|own| &own.k_norm),
+            value_eps: own.map(|own| own.eps),
+        };
+        let attended = match (source, own) {
+            (Source::Own(cache), Some(own)) => {
+                let Some(projected) = self.project(sequence, x, own)? else {
+                    return Ok(None);
+                };
+                let attended = attend.record(sequence, projected, mask, cache)?;
+                attended.map(|(output, update)| (output, Some(update)))
+            }
+            (Source::Shared(other), _) => {
+                let Some(queries) = self.q_proj.record(sequence, x)? else {
+                    return Ok(None);
+                };
+                let attended = attend.record_over(sequence, queries, mask, other, offset)?;
+                attended.map(|output| (output, None))
+            }
+            (Source::Own(_), None) => None,
+        };
+        let Some((output, update)) = attended else {
+            return Ok(None);
+        };
+        let output = self.o_proj.record(sequence, output)?;
+        Ok(output.map(|output| (output, update)))
+    }
+
+    /// Queries, keys and values.
+    fn project(
+        &self,
+        sequence: &mut Sequence,
+        x: Value,
+        own: &OwnKeys,
+    ) -> Result<Option<[Value; 3]>> {
+        Ok(match &own.v_proj {
+            Some(v_proj) => Linear::record_all(sequence, x, [&self.q_proj, &own.k_proj, v_proj])?,
+            None => Linear::record_all(sequence, x, [&self.q_proj, &own.k_proj])?
+                .map(|[queries, keys]| [queries, keys, keys]),
+        })
+    }
 }
 
 impl OwnKeys {
     /// Keys and values `[B, H_kv, L, D]` of new tokens.
-    fn forward(&self, x: &Array, rope: &Rope, offset: &Offset) -> Result<KeysValues> {
-        let projected = heads(&self.k_proj.forward(x)?, self.num_kv_heads)?;
+    fn forward(
+        &self,
+        x: &Array,
+        num_kv_heads: i32,
+        rope: &Rope,
+        offset: &Offset,
+    ) -> Result<KeysValues> {
+        let projected = heads(&self.k_proj.forward(x)?, num_kv_heads)?;
         let values = match &self.v_proj {
-            Some(v_proj) => heads(&v_proj.forward(x)?, self.num_kv_heads)?,
+            Some(v_proj) => heads(&v_proj.forward(x)?, num_kv_heads)?,
             None => projected.clone(),
         };
         let keys = self.k_norm.forward(&projected)?.transpose(&[0, 2, 1, 3])?;

@@ -2,11 +2,14 @@
 //! layer's own embedding of each token. Each part is normalized before and after.
 
 use mlex_core::Array;
-use mlex_nn::{Activation, GatedMlp, Linear, Mask, Offset, RmsNorm, Weights, add_normed};
+use mlex_nn::{
+    Activation, CacheUpdate, GatedMlp, KvCache, Linear, Mask, Offset, RmsNorm, Sequence, Value,
+    Weights, add_normed, record_add_normed,
+};
 
 use super::attention::{Attention, KeysValues, Source};
 use super::config::{ExpertsConfig, LayerConfig, TextConfig};
-use super::experts::{Experts, Router};
+use super::experts::Mixture;
 use crate::Result;
 
 pub(super) struct Layer {
@@ -66,7 +69,7 @@ impl Layer {
         embedding: Option<&Array>,
         mask: &Mask,
         offset: &Offset,
-        source: Source<'_>,
+        source: Source<&mut KvCache, &KeysValues>,
         next: &RmsNorm,
     ) -> Result<(Stream, KeysValues)> {
         let (attended, seen) = self.self_attn.forward(normed, mask, offset, source)?;
@@ -87,6 +90,100 @@ impl Layer {
             _ => Stream::add(&between.x, &fed, post, scalar, next)?,
         };
         Ok((stream, seen))
+    }
+
+    /// [`forward`](Self::forward) in steps; none where one has no kernel. A layer with keys and
+    /// values of its own gives what becomes of its cache.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "those of `forward` and the sequence"
+    )]
+    pub(super) fn record(
+        &self,
+        sequence: &mut Sequence,
+        stream: RecordedStream,
+        embedding: Option<Value>,
+        mask: &Mask,
+        offset: &Offset,
+        source: Source<&KvCache, &CacheUpdate>,
+        next: &RmsNorm,
+    ) -> Result<Option<(RecordedStream, Option<CacheUpdate>)>> {
+        let attention = &self.self_attn;
+        let attended = attention.record(sequence, stream.normed, mask, offset, source)?;
+        let Some((attended, update)) = attended else {
+            return Ok(None);
+        };
+        let post = &self.post_attention_layernorm;
+        let between = &self.pre_feedforward_layernorm;
+        let Some(between) = stream.add(sequence, attended, post, None, between)? else {
+            return Ok(None);
+        };
+        let stream = self.record_rest(sequence, between, embedding, next)?;
+        Ok(stream.map(|stream| (stream, update)))
+    }
+
+    /// What follows after the attention.
+    fn record_rest(
+        &self,
+        sequence: &mut Sequence,
+        between: RecordedStream,
+        embedding: Option<Value>,
+        next: &RmsNorm,
+    ) -> Result<Option<RecordedStream>> {
+        let mut fed = self.mlp.record(sequence, between.normed)?;
+        if let (Some(dense), Some(experts)) = (fed, &self.experts) {
+            fed = experts.record(sequence, dense, between.x)?;
+        }
+        let Some(fed) = fed else {
+            return Ok(None);
+        };
+        let post = &self.post_feedforward_layernorm;
+        let scalar = Some(&self.layer_scalar);
+        let (Some(part), Some(embedding)) = (&self.per_layer, embedding) else {
+            return between.add(sequence, fed, post, scalar, next);
+        };
+        let Some((x, _)) = record_add_normed(sequence, between.x, fed, post, None, None)? else {
+            return Ok(None);
+        };
+        let Some(gated) = part.record(sequence, x, embedding)? else {
+            return Ok(None);
+        };
+        let between = RecordedStream { x, ..between };
+        between.add(
+            sequence,
+            gated,
+            &part.post_per_layer_input_norm,
+            scalar,
+            next,
+        )
+    }
+}
+
+/// A [`Stream`] in steps of a sequence.
+#[derive(Clone, Copy)]
+pub(super) struct RecordedStream {
+    x: Value,
+    pub(super) normed: Value,
+}
+
+impl RecordedStream {
+    /// As [`Stream::new`]; none where there is no kernel for it.
+    pub(super) fn new(sequence: &mut Sequence, x: Value, next: &RmsNorm) -> Result<Option<Self>> {
+        let normed = next.record(sequence, x)?;
+        Ok(normed.map(|normed| Self { x, normed }))
+    }
+
+    /// As [`Stream::add`]; none where there is no kernel for it.
+    fn add(
+        self,
+        sequence: &mut Sequence,
+        part: Value,
+        norm: &RmsNorm,
+        scale: Option<&Array>,
+        next: &RmsNorm,
+    ) -> Result<Option<Self>> {
+        let added = record_add_normed(sequence, self.x, part, norm, scale, Some(next))?;
+        Ok(added.and_then(|(x, normed)| Some(Self { x, normed: normed? })))
     }
 }
 
@@ -126,8 +223,7 @@ fn load_norm(weights: &Weights, config: &TextConfig, name: &str) -> Result<RmsNo
 
 /// The experts and their norms.
 struct ExpertPart {
-    router: Router,
-    experts: Experts,
+    mixture: Mixture,
     post_feedforward_layernorm_1: RmsNorm,
     post_feedforward_layernorm_2: RmsNorm,
     pre_feedforward_layernorm_2: RmsNorm,
@@ -137,8 +233,7 @@ impl ExpertPart {
     fn load(weights: &Weights, config: &TextConfig, experts: ExpertsConfig) -> Result<Self> {
         let norm = |name| load_norm(weights, config, name);
         Ok(Self {
-            router: Router::load(&weights.pp("router"), config, experts)?,
-            experts: Experts::load(&weights.pp("experts"), config.hidden_size, experts)?,
+            mixture: Mixture::load(weights, config, experts)?,
             post_feedforward_layernorm_1: norm("post_feedforward_layernorm_1")?,
             post_feedforward_layernorm_2: norm("post_feedforward_layernorm_2")?,
             pre_feedforward_layernorm_2: norm("pre_feedforward_layernorm_2")?,
@@ -147,11 +242,26 @@ impl ExpertPart {
 
     /// The sum of both parts: `dense` is what the dense one gave, `x` the stream before it.
     fn forward(&self, dense: &Array, x: &Array) -> Result<Array> {
-        let (chosen, shares) = self.router.forward(x)?;
         let normed = self.pre_feedforward_layernorm_2.forward(x)?;
-        let sparse = self.experts.forward(&normed, &chosen, &shares)?;
+        let sparse = self.mixture.forward(&normed, x)?;
         let dense = self.post_feedforward_layernorm_1.forward(dense)?;
         Ok(dense.add(&self.post_feedforward_layernorm_2.forward(&sparse)?)?)
+    }
+
+    /// [`forward`](Self::forward) in steps; none where one has no kernel.
+    fn record(&self, sequence: &mut Sequence, dense: Value, x: Value) -> Result<Option<Value>> {
+        let Some(normed) = self.pre_feedforward_layernorm_2.record(sequence, x)? else {
+            return Ok(None);
+        };
+        let Some(sparse) = self.mixture.record(sequence, normed, x)? else {
+            return Ok(None);
+        };
+        let dense = self.post_feedforward_layernorm_1.record(sequence, dense)?;
+        let sparse = self.post_feedforward_layernorm_2.record(sequence, sparse)?;
+        let (Some(dense), Some(sparse)) = (dense, sparse) else {
+            return Ok(None);
+        };
+        Ok(sequence.add(dense, sparse, 1.0))
     }
 }
 
@@ -178,5 +288,16 @@ impl PerLayerPart {
         let gate = self.per_layer_input_gate.forward(x)?;
         let gated = Activation::GeluTanh.gated(&gate, embedding)?;
         Ok(self.per_layer_projection.forward(&gated)?)
+    }
+
+    /// [`forward`](Self::forward) in steps; none where one has no kernel.
+    fn record(&self, sequence: &mut Sequence, x: Value, embedding: Value) -> Result<Option<Value>> {
+        let Some(gate) = self.per_layer_input_gate.record(sequence, x)? else {
+            return Ok(None);
+        };
+        let Some(gated) = sequence.gate(Activation::GeluTanh, gate, embedding) else {
+            return Ok(None);
+        };
+        Ok(self.per_layer_projection.record(sequence, gated)?)
     }
 }

@@ -12,12 +12,14 @@ mod layer;
 
 use mlex_core::Array;
 use mlex_nn::{
-    Cache, Embedding, KvCache, LayerCache, Linear, Mask, Offset, RmsNorm, Weights, softcap,
+    Cache, Embedding, KvCache, LayerCache, Linear, Offset, RmsNorm, Sequence, Value, Weights,
+    softcap,
 };
 
 use self::attention::{KeysValues, Source};
 use self::config::{PerLayerConfig, TextConfig};
-use self::layer::{Layer, Stream};
+use self::layer::{Layer, RecordedStream, Stream};
+use super::stream::{Masks, Recording, StreamScales, check_cache, length};
 use crate::config::ModelConfig;
 use crate::model::{Input, Model, ModelInfo};
 use crate::registry::Entry;
@@ -147,6 +149,80 @@ impl Gemma4 {
             .take_while(|layer| layer.shared_with.is_none())
             .count()
     }
+
+    /// Factor of the embeddings of tokens; others are taken as they enter the first layer.
+    fn embedding_scale(&self, input: Input<'_>) -> Option<f32> {
+        match input {
+            Input::Tokens(_) => Some((self.config.hidden_size as f32).sqrt()),
+            Input::Embeddings(_) => None,
+        }
+    }
+
+    /// All layers in one node of the graph, where the kernels have everything that they need.
+    fn forward_recorded(
+        &self,
+        input: Input<'_>,
+        masks: &Masks,
+        offset: &Offset,
+        cache: &mut Cache,
+    ) -> Result<Option<Array>> {
+        let scales = StreamScales {
+            embedding: self.embedding_scale(input),
+            residual: None,
+        };
+        let Some(mut recording) = Recording::start(&self.embed_tokens, input, scales)? else {
+            return Ok(None);
+        };
+        let embeddings = match (&self.per_layer, recording.ids) {
+            (Some(table), Some(ids)) => {
+                let x = recording.x;
+                let Some(embeddings) = table.record(&mut recording.sequence, ids, x)? else {
+                    return Ok(None);
+                };
+                Some((embeddings, table))
+            }
+            _ => None,
+        };
+        let norms = self.norms();
+        let x = recording.x;
+        let started = RecordedStream::new(&mut recording.sequence, x, norms[0])?;
+        let Some(mut stream) = started else {
+            return Ok(None);
+        };
+        for (index, (layer, kind)) in self.layers.iter().zip(&self.config.layers).enumerate() {
+            let embedding = match embeddings {
+                Some((all, table)) => {
+                    let embedding = table.record_layer(&mut recording.sequence, all, index);
+                    if embedding.is_none() {
+                        return Ok(None);
+                    }
+                    embedding
+                }
+                None => None,
+            };
+            let (sequence, updates) = recording.parts();
+            let source = match kind.shared_with {
+                Some(owner) => Source::Shared(&updates[owner]),
+                None => Source::Own(&*cache.layers_mut()[index].attention()?),
+            };
+            let (mask, next) = (masks.of(kind.window), norms[index + 1]);
+            let recorded = layer.record(sequence, stream, embedding, mask, offset, source, next)?;
+            let Some((behind, update)) = recorded else {
+                return Ok(None);
+            };
+            stream = behind;
+            if let Some(update) = update {
+                recording.update(update);
+            }
+        }
+        recording.finish(stream.normed, cache).map(Some)
+    }
+
+    /// The norm that each layer starts with, and the last one.
+    fn norms(&self) -> Vec<&RmsNorm> {
+        let norms = self.layers.iter().map(Layer::input_norm);
+        norms.chain([&self.norm]).collect()
+    }
 }
 
 impl Model for Gemma4 {
@@ -168,53 +244,41 @@ impl Model for Gemma4 {
     /// Embeddings are taken as they enter the first layer, those of tokens scaled already.
     fn forward(&self, input: Input<'_>, cache: &mut Cache) -> Result<Array> {
         let owners = self.owners();
-        if cache.layers().len() != owners {
-            let found = cache.layers().len().to_string();
-            return Err(Error::field("cache", format!("{owners} layers"), found));
+        check_cache(cache, owners)?;
+        if let (Some(_), Input::Embeddings(_)) = (&self.per_layer, input) {
+            let found = "embeddings without token ids, for a model with embeddings per layer";
+            return Err(Error::unsupported("input", found));
         }
-        let h = match input {
-            Input::Tokens(tokens) => {
-                let scale = (self.config.hidden_size as f32).sqrt();
-                self.embed_tokens.forward(tokens)?.multiply(scale)?
-            }
-            Input::Embeddings(embeddings) => embeddings.clone(),
-        };
-        let embeddings = match (&self.per_layer, input) {
-            (Some(table), Input::Tokens(tokens)) => Some(table.forward(tokens, &h)?),
-            (Some(_), Input::Embeddings(_)) => {
-                let found = "embeddings without token ids, for a model with embeddings per layer";
-                return Err(Error::unsupported("input", found));
-            }
-            (None, _) => None,
-        };
-        let length = h.dim(1)?;
         let mut offset = Offset::Same(0);
-        // One mask for all layers of a kind: they have seen the same tokens.
-        let mut masks: [Option<Mask>; 2] = [None, None];
+        let mut masks = Masks::new(length(input)?);
         for (layer, state) in self.config.layers.iter().zip(cache.layers_mut()) {
             let state = state.attention()?;
             offset = state.offset();
-            let mask = &mut masks[usize::from(layer.window.is_some())];
-            if mask.is_none() {
-                *mask = Some(state.mask(length)?);
-            }
+            masks.add(layer.window, state)?;
         }
+        if let Some(hidden) = self.forward_recorded(input, &masks, &offset, cache)? {
+            return Ok(hidden);
+        }
+        let mut h = match input {
+            Input::Tokens(tokens) => self.embed_tokens.forward(tokens)?,
+            Input::Embeddings(embeddings) => embeddings.clone(),
+        };
+        if let Some(scale) = self.embedding_scale(input) {
+            h = h.multiply(scale)?;
+        }
+        let embeddings = match (&self.per_layer, input) {
+            (Some(table), Input::Tokens(tokens)) => Some(table.forward(tokens, &h)?),
+            _ => None,
+        };
         let mut seen: Vec<KeysValues> = Vec::with_capacity(owners);
-        let norms = self
-            .layers
-            .iter()
-            .map(Layer::input_norm)
-            .chain([&self.norm]);
-        let norms: Vec<&RmsNorm> = norms.collect();
+        let norms = self.norms();
         let mut stream = Stream::new(h, norms[0])?;
         for (index, (layer, kind)) in self.layers.iter().zip(&self.config.layers).enumerate() {
             let embedding = match &embeddings {
                 Some(all) => Some(all.at(2, index as i32)?),
                 None => None,
             };
-            let mask = masks[usize::from(kind.window.is_some())]
-                .as_ref()
-                .unwrap_or(&Mask::Causal);
+            let mask = masks.of(kind.window);
             let source = match kind.shared_with {
                 Some(owner) => Source::Shared(&seen[owner]),
                 None => Source::Own(cache.layers_mut()[index].attention()?),
@@ -296,5 +360,28 @@ impl PerLayerEmbedding {
         Ok(projected
             .add(&table)?
             .multiply(std::f32::consts::FRAC_1_SQRT_2)?)
+    }
+
+    /// [`forward`](Self::forward) in steps, `[B, L, layers * D]`; none where one has no kernel.
+    fn record(&self, sequence: &mut Sequence, ids: Value, h: Value) -> Result<Option<Value>> {
+        let table = self.embed_tokens_per_layer.record(sequence, ids)?;
+        let scale = (self.sizes.hidden_size as f32).sqrt();
+        let table = table.and_then(|table| sequence.scale(table, scale));
+        let projected = self.per_layer_model_projection.record(sequence, h)?;
+        let scale = self.projection_scale;
+        let projected = projected.and_then(|projected| sequence.scale(projected, scale));
+        let (Some(table), Some(projected)) = (table, projected) else {
+            return Ok(None);
+        };
+        let norm = &self.per_layer_projection_norm;
+        let projected = norm.record_parts(sequence, projected)?;
+        let half = std::f32::consts::FRAC_1_SQRT_2;
+        Ok(projected.and_then(|projected| sequence.add(projected, table, half)))
+    }
+
+    /// A layer's part of [`record`](Self::record): `[B, L, D]`.
+    fn record_layer(&self, sequence: &mut Sequence, all: Value, layer: usize) -> Option<Value> {
+        let (width, layers) = (self.sizes.hidden_size, self.num_layers);
+        sequence.columns(all, layers * width, layer as i32 * width, width)
     }
 }

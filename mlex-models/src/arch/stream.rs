@@ -1,0 +1,195 @@
+//! What decoders do around their layers: the embedding, the residual stream, masks and caches.
+//!
+//! [`Stream`] computes with arrays. [`Recording`] is its twin in steps of one sequence, one node
+//! of the graph, where the kernels have everything that a model needs.
+
+use mlex_core::Array;
+use mlex_nn::{Cache, CacheUpdate, Embedding, KvCache, Mask, RmsNorm, Sequence, Value};
+
+use crate::model::Input;
+use crate::{Error, Result};
+
+/// Constants that some architectures multiply by.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct StreamScales {
+    /// What enters the first layer.
+    pub(crate) embedding: Option<f32>,
+    /// What a layer adds.
+    pub(crate) residual: Option<f32>,
+}
+
+/// The residual stream. What was added last is kept apart, so that the next norm can add it.
+pub(crate) struct Stream {
+    x: Array,
+    added: Option<Array>,
+    scales: StreamScales,
+}
+
+impl Stream {
+    /// The stream as it enters the first layer.
+    pub(crate) fn start(
+        embedding: &Embedding,
+        input: Input<'_>,
+        scales: StreamScales,
+    ) -> Result<Self> {
+        let x = match input {
+            Input::Tokens(tokens) => embedding.forward(tokens)?,
+            Input::Embeddings(embeddings) => embeddings.clone(),
+        };
+        let x = match scales.embedding {
+            Some(scale) => x.multiply(scale)?,
+            None => x,
+        };
+        Ok(Self {
+            x,
+            added: None,
+            scales,
+        })
+    }
+
+    /// The norm of the stream.
+    pub(crate) fn norm(&mut self, norm: &RmsNorm) -> Result<Array> {
+        let Some(added) = self.added.take() else {
+            return Ok(norm.forward(&self.x)?);
+        };
+        let (x, normed) = norm.forward_sum(&self.x, &added)?;
+        self.x = x;
+        Ok(normed)
+    }
+
+    /// Adds what a layer gives for [`norm`](Self::norm).
+    pub(crate) fn add(&mut self, output: Array) -> Result<()> {
+        self.added = Some(match self.scales.residual {
+            Some(scale) => output.multiply(scale)?,
+            None => output,
+        });
+        Ok(())
+    }
+}
+
+/// A [`Stream`] in steps of a sequence.
+pub(crate) struct Recording {
+    /// Where layers record their steps.
+    pub(crate) sequence: Sequence,
+    /// The token ids, where there are any.
+    pub(crate) ids: Option<Value>,
+    /// The stream without what was added last.
+    pub(crate) x: Value,
+    added: Option<Value>,
+    scales: StreamScales,
+    updates: Vec<CacheUpdate>,
+}
+
+impl Recording {
+    /// As [`Stream::start`]; none where there is no kernel for it.
+    pub(crate) fn start(
+        embedding: &Embedding,
+        input: Input<'_>,
+        scales: StreamScales,
+    ) -> Result<Option<Self>> {
+        let started = match input {
+            Input::Tokens(tokens) => Sequence::start_with_ids(tokens)?,
+            Input::Embeddings(embeddings) => Sequence::start(embeddings)?,
+        };
+        let Some((mut sequence, value)) = started else {
+            return Ok(None);
+        };
+        let (ids, embedded) = match input {
+            Input::Tokens(_) => (Some(value), embedding.record(&mut sequence, value)?),
+            Input::Embeddings(_) => (None, Some(value)),
+        };
+        let x = match (embedded, scales.embedding) {
+            (Some(x), Some(scale)) => sequence.scale(x, scale),
+            (x, _) => x,
+        };
+        Ok(x.map(|x| Self {
+            sequence,
+            ids,
+            x,
+            added: None,
+            scales,
+            updates: Vec::new(),
+        }))
+    }
+
+    /// The norm of the stream; none where there is no kernel for it.
+    pub(crate) fn norm(&mut self, norm: &RmsNorm) -> Result<Option<Value>> {
+        let Some(added) = self.added.take() else {
+            return Ok(norm.record(&mut self.sequence, self.x)?);
+        };
+        let scale = self.scales.residual.unwrap_or(1.0);
+        let sum = norm.record_sum(&mut self.sequence, self.x, added, scale)?;
+        Ok(sum.map(|(x, normed)| {
+            self.x = x;
+            normed
+        }))
+    }
+
+    /// Adds what a layer gives for [`norm`](Self::norm).
+    pub(crate) fn add(&mut self, output: Value) {
+        self.added = Some(output);
+    }
+
+    /// Notes what becomes of the next layer's cache.
+    pub(crate) fn update(&mut self, update: CacheUpdate) {
+        self.updates.push(update);
+    }
+
+    /// The sequence, and what becomes of the caches of the layers so far.
+    pub(crate) fn parts(&mut self) -> (&mut Sequence, &[CacheUpdate]) {
+        (&mut self.sequence, &self.updates)
+    }
+
+    /// The hidden states, and the caches after them.
+    pub(crate) fn finish(self, hidden: Value, cache: &mut Cache) -> Result<Array> {
+        let (updates, caches) = (&self.updates, cache.layers_mut());
+        Ok(self.sequence.finish_updating(hidden, updates, caches)?)
+    }
+}
+
+/// One mask for all layers of a kind: they have seen the same tokens.
+pub(crate) struct Masks {
+    length: i32,
+    masks: Vec<(Option<i32>, Mask)>,
+}
+
+impl Masks {
+    /// For `length` new tokens.
+    pub(crate) fn new(length: i32) -> Self {
+        let masks = Vec::new();
+        Self { length, masks }
+    }
+
+    /// Makes the mask of layers with this window, if there is none yet.
+    pub(crate) fn add(&mut self, window: Option<i32>, cache: &KvCache) -> Result<()> {
+        if !self.masks.iter().any(|(known, _)| *known == window) {
+            self.masks.push((window, cache.mask(self.length)?));
+        }
+        Ok(())
+    }
+
+    /// The mask of layers with this window.
+    pub(crate) fn of(&self, window: Option<i32>) -> &Mask {
+        let known = self.masks.iter().find(|(known, _)| *known == window);
+        // One was added for each window.
+        known.map_or(&Mask::Causal, |(_, mask)| mask)
+    }
+}
+
+/// How many new tokens there are.
+pub(crate) fn length(input: Input<'_>) -> Result<i32> {
+    Ok(match input {
+        Input::Tokens(tokens) => tokens.dim(1)?,
+        Input::Embeddings(embeddings) => embeddings.dim(1)?,
+    })
+}
+
+/// Refuses a cache for another number of layers.
+pub(crate) fn check_cache(cache: &Cache, layers: usize) -> Result<()> {
+    let found = cache.layers().len();
+    if found == layers {
+        return Ok(());
+    }
+    let expected = format!("{layers} layers");
+    Err(Error::field("cache", expected, found.to_string()))
+}

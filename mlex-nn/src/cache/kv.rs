@@ -205,7 +205,7 @@ impl KvCache {
             }
             match shared.append(new) {
                 Some(plan) => plan,
-                None => shared.moved(capacity, keep),
+                None => shared.moved(capacity, keep, new),
             }
         } else {
             let mut carry = None;
@@ -220,7 +220,7 @@ impl KvCache {
                     count: keep,
                 });
             }
-            Plan::fresh([batch, heads, capacity, dim], dtype, carry)
+            Plan::fresh([batch, heads, capacity, dim], dtype, carry, new)
         };
         Ok(Some((plan, keep)))
     }

@@ -16,17 +16,17 @@ pub(crate) struct KvMemory {
     buffers: Mutex<[HostBuffer; 2]>,
     pub(crate) shape: [i32; 4],
     pub(crate) dtype: Dtype,
-    /// Positions that steps have been recorded to write.
+    /// Positions that steps have been planned to write.
     end: AtomicI32,
 }
 
 impl KvMemory {
-    fn new(shape: [i32; 4], dtype: Dtype) -> Self {
+    fn new(shape: [i32; 4], dtype: Dtype, end: i32) -> Self {
         Self {
             buffers: Mutex::default(),
             shape,
             dtype,
-            end: AtomicI32::new(0),
+            end: AtomicI32::new(end),
         }
     }
 
@@ -66,12 +66,16 @@ impl Marker {
     }
 }
 
+/// Held by all that refer to a memory and need what is in it: caches, and steps that are not done.
+/// A cache that has taken back positions may write over them where nothing else does: a step may
+/// run later than one that was recorded after it.
+type Owner = Arc<()>;
+
 /// A cache's part of a memory, which its clones share until one of them goes another way.
 #[derive(Clone, Debug)]
 pub(crate) struct Shared {
     pub(crate) memory: Arc<KvMemory>,
-    /// The caches that refer to the memory have clones of this, and steps do not.
-    owner: Arc<()>,
+    owner: Owner,
     /// Positions in use.
     pub(crate) used: i32,
     pub(crate) marker: Marker,
@@ -80,7 +84,7 @@ pub(crate) struct Shared {
 /// Where the content of a memory comes from that a step writes to first.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
-    Memory(Arc<KvMemory>),
+    Memory(Arc<KvMemory>, #[allow(dead_code, reason = "held")] Owner),
     /// Keys and values.
     Arrays(Arc<[HostConstant; 2]>),
 }
@@ -97,6 +101,7 @@ pub(crate) struct Carry {
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     pub(crate) memory: Arc<KvMemory>,
+    owner: Owner,
     /// The step is the first to write to the memory; it may carry positions over.
     pub(crate) fresh: Option<Option<Carry>>,
     /// Positions in use before.
@@ -107,73 +112,88 @@ pub(crate) struct Target {
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) target: Target,
-    owner: Arc<()>,
 }
 
 impl Plan {
-    /// A memory of its own, for `shape` `[B, H_kv, capacity, D]`.
-    pub(crate) fn fresh(shape: [i32; 4], dtype: Dtype, carry: Option<Carry>) -> Self {
+    /// `new` positions in a memory of its own, for `shape` `[B, H_kv, capacity, D]`.
+    pub(crate) fn fresh(shape: [i32; 4], dtype: Dtype, carry: Option<Carry>, new: i32) -> Self {
+        let used = carry.as_ref().map_or(0, |carry| carry.count);
         Self {
             target: Target {
-                memory: Arc::new(KvMemory::new(shape, dtype)),
-                used: carry.as_ref().map_or(0, |carry| carry.count),
+                memory: Arc::new(KvMemory::new(shape, dtype, used + new)),
+                owner: Owner::default(),
                 fresh: Some(carry),
+                used,
             },
-            owner: Arc::default(),
         }
     }
 
     /// The memory after the step, whose node is `marker`, has written `new` positions.
     pub(crate) fn done(&self, new: i32, marker: Marker) -> Shared {
-        let Target { memory, used, .. } = &self.target;
-        let used = used + new;
-        memory.end.store(used, Ordering::Relaxed);
+        let Target {
+            memory,
+            owner,
+            used,
+            ..
+        } = &self.target;
         Shared {
             memory: Arc::clone(memory),
-            owner: Arc::clone(&self.owner),
-            used,
+            owner: Arc::clone(owner),
+            used: used + new,
             marker,
         }
     }
 }
 
 impl Shared {
-    /// A plan to write behind the positions in use, where there is room and no other cache has
-    /// written there.
+    /// A plan to write behind the positions in use, where there is room and nothing else has
+    /// written, or will, or needs what was there.
     pub(crate) fn append(&self, new: i32) -> Option<Plan> {
-        let free = self.used + new <= self.memory.shape[2];
-        let last = self.used == self.memory.end.load(Ordering::Relaxed);
-        let alone = Arc::strong_count(&self.owner) == 1;
-        (free && (last || alone)).then(|| Plan {
+        let after = self.used + new;
+        if after > self.memory.shape[2] {
+            return None;
+        }
+        let end = &self.memory.end;
+        let last = end.compare_exchange(self.used, after, Ordering::Relaxed, Ordering::Relaxed);
+        if last.is_err() {
+            if Arc::strong_count(&self.owner) > 1 {
+                return None;
+            }
+            end.store(after, Ordering::Relaxed);
+        }
+        Some(Plan {
             target: Target {
                 memory: Arc::clone(&self.memory),
+                owner: Arc::clone(&self.owner),
                 fresh: None,
                 used: self.used,
             },
-            owner: Arc::clone(&self.owner),
         })
     }
 
     /// A plan to go on in a memory of `capacity`, with the last `keep` positions.
-    pub(crate) fn moved(&self, capacity: i32, keep: i32) -> Plan {
+    pub(crate) fn moved(&self, capacity: i32, keep: i32, new: i32) -> Plan {
         let [batch, heads, _, dim] = self.memory.shape;
         let carry = Carry {
-            source: Source::Memory(Arc::clone(&self.memory)),
+            source: Source::Memory(Arc::clone(&self.memory), Arc::clone(&self.owner)),
             first: self.used - keep,
             count: keep,
         };
         let shape = [batch, heads, capacity, dim];
-        Plan::fresh(shape, self.memory.dtype, Some(carry))
+        Plan::fresh(shape, self.memory.dtype, Some(carry), new)
     }
 
     /// Keys and values as arrays `[B, H_kv, capacity, D]`, computed now.
     pub(crate) fn to_arrays(&self) -> mlex_core::Result<[Array; 2]> {
         self.marker.array.eval()?;
-        let buffers = self.memory.lock();
-        let array = |buffer: &HostBuffer| {
-            let bytes = buffer.view().as_bytes();
-            Array::from_bytes(bytes, &self.memory.shape, self.memory.dtype)
-        };
-        Ok([array(&buffers[0])?, array(&buffers[1])?])
+        // Copied before MLX is called: a thread that evaluates holds it, and waits for a step that
+        // may wait for the buffers.
+        let copied = self
+            .memory
+            .lock()
+            .each_ref()
+            .map(|buffer| buffer.view().as_bytes().to_vec());
+        let array = |bytes: &[u8]| Array::from_bytes(bytes, &self.memory.shape, self.memory.dtype);
+        Ok([array(&copied[0])?, array(&copied[1])?])
     }
 }

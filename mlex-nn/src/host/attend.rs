@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use mlex_core::{Array, HostBuffer, HostConstant, HostView, HostViewMut};
+use mlex_core::{Array, Error, ErrorKind, HostBuffer, HostConstant, HostView, HostViewMut};
 use mlex_kernels::{AttentionOptions, AttentionShape, Frequencies, Heads, RopeOptions};
 use smallvec::SmallVec;
 
@@ -347,7 +347,7 @@ impl AttendStep {
         for (index, buffer) in buffers.iter_mut().enumerate() {
             buffer.resize(&memory.shape, memory.dtype)?;
             if let Some(carry) = carry {
-                carry_over(carry, index, buffer);
+                carry_over(carry, index, buffer)?;
             }
         }
         Ok(())
@@ -404,17 +404,22 @@ impl AttendStep {
 }
 
 /// Copies the keys (`index` 0) or values of some positions to the front of a new buffer.
-fn carry_over(carry: &Carry, index: usize, to: &mut HostBuffer) {
+fn carry_over(carry: &Carry, index: usize, to: &mut HostBuffer) -> mlex_core::Result<()> {
     match &carry.source {
-        Source::Memory(memory) => copy_rows(carry, memory.lock()[index].view(), to),
+        Source::Memory(memory, _) => copy_rows(carry, memory.lock()[index].view(), to),
         Source::Arrays(arrays) => copy_rows(carry, arrays[index].view(), to),
     }
 }
 
 /// Both are `[B, heads, capacity, D]`, of the same type and of other capacities.
-fn copy_rows(carry: &Carry, from: HostView<'_>, to: &mut HostBuffer) {
+fn copy_rows(carry: &Carry, from: HostView<'_>, to: &mut HostBuffer) -> mlex_core::Result<()> {
     let &[batch, heads, from_capacity, dim] = from.shape() else {
-        return;
+        // The step that was to make it has failed.
+        return Err(Error::new(ErrorKind::Length {
+            what: "dimensions of the keys before",
+            expected: 4,
+            found: from.shape().len() as u64,
+        }));
     };
     let row = size(dim) * from.dtype().size_in_bytes();
     let to_capacity = size(to.view().shape()[2]);
@@ -425,6 +430,7 @@ fn copy_rows(carry: &Carry, from: HostView<'_>, to: &mut HostBuffer) {
         let source = &from.as_bytes()[head * size(from_capacity) * row + first..][..count];
         to[head * to_capacity * row..][..count].copy_from_slice(source);
     }
+    Ok(())
 }
 
 /// Puts heads into a buffer `[B, heads, capacity, D]` from position `used` on.

@@ -6,7 +6,7 @@ use mlex_nn::{
     Sequence,
 };
 
-use crate::{DTYPES, Tensors, assert_close, assert_same, floats, normal, on_cpu, plain};
+use crate::{DTYPES, Tensors, assert_close, assert_same, ends, floats, normal, on_cpu, plain};
 
 const HIDDEN: i32 = 64;
 const HEADS: i32 = 4;
@@ -310,5 +310,202 @@ fn blocks_with_caches_are_one_node() {
             }
             assert_same(&found, &h);
         }
+    });
+}
+
+/// A cache, and the inputs `[BATCH, n, HIDDEN]` of the tokens that it has seen.
+#[derive(Clone)]
+struct Branch {
+    cache: KvCache,
+    seen: Vec<Array>,
+    /// For each of `seen`, the number of tokens.
+    lengths: Vec<i32>,
+}
+
+/// An output that is not computed yet, and what it has to be.
+struct Pending {
+    output: Array,
+    expected: Array,
+}
+
+impl Pending {
+    #[track_caller]
+    fn check(self) {
+        assert_close(&self.output, &self.expected);
+    }
+}
+
+/// A generator of small numbers.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % bound
+    }
+}
+
+impl Branch {
+    fn new(window: Option<i32>) -> Self {
+        let cache = match window {
+            Some(window) => KvCache::with_window(window).unwrap(),
+            None => KvCache::default(),
+        };
+        Self {
+            cache,
+            seen: vec![],
+            lengths: vec![],
+        }
+    }
+
+    /// The next tokens, by a cache that has seen all of them at once.
+    fn step(&mut self, layer: &SelfAttention, length: i32, window: Option<i32>) -> Pending {
+        static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1000);
+        let seed = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let x = normal(seed, &[BATCH, length, HIDDEN], Dtype::Float32);
+        x.eval().unwrap();
+        let output = step(layer, &x, &mut self.cache);
+        self.seen.push(x);
+        self.lengths.push(length);
+        let all = Array::concatenate(&self.seen, 1).unwrap();
+        let total: i32 = self.lengths.iter().sum();
+        let expected = step(layer, &all, &mut Self::new(window).cache);
+        let expected = expected.slice_axis(1, total - length, total).unwrap();
+        expected.eval().unwrap();
+        Pending { output, expected }
+    }
+
+    /// Takes back the last step.
+    fn trim(&mut self) {
+        let Some(&length) = self.lengths.last() else {
+            return;
+        };
+        if self.cache.can_trim(length) {
+            self.cache.trim(length).unwrap();
+            self.lengths.pop();
+            self.seen.pop();
+        }
+    }
+}
+
+/// Caches that are cloned, go on, take back and are dropped, while their steps are computed at
+/// any later time: each is a value of its own.
+fn check_branches(seed: u64, window: Option<i32>) {
+    let layer = layer(FORM);
+    let mut r = Random(seed);
+    let mut branches = vec![Branch::new(window)];
+    let mut pending: Vec<Pending> = Vec::new();
+    for _ in 0..24 {
+        let index = r.below(branches.len());
+        match r.below(10) {
+            0..4 => {
+                let length = [1, 1, 1, 2, 5, 130][r.below(6)];
+                pending.push(branches[index].step(&layer, length, window));
+            }
+            4..6 => branches.push(branches[index].clone()),
+            6 => branches[index].trim(),
+            7 if branches.len() > 1 => {
+                branches.swap_remove(index);
+            }
+            8 => {
+                // Recorded and not gone on with.
+                let cache = &branches[index].cache;
+                let x = normal(seed, &[BATCH, 1, HIDDEN], Dtype::Float32);
+                let mask = cache.mask(1).unwrap();
+                let (mut sequence, value) = Sequence::start(&x).unwrap().unwrap();
+                let recorded = layer.record(&mut sequence, value, &mask, cache).unwrap();
+                let output = recorded.unwrap().0;
+                if r.below(2) == 0 {
+                    let output = sequence.finish(&[output]).unwrap().remove(0);
+                    output.eval().unwrap();
+                }
+            }
+            _ if !pending.is_empty() => pending.swap_remove(r.below(pending.len())).check(),
+            _ => {}
+        }
+    }
+    for branch in &mut branches {
+        pending.push(branch.step(&layer, 1, window));
+    }
+    while !pending.is_empty() {
+        pending.swap_remove(r.below(pending.len())).check();
+    }
+    for branch in &mut branches {
+        branch.step(&layer, 1, window).check();
+    }
+}
+
+#[test]
+fn branches_of_a_cache_do_not_meet() {
+    on_cpu(|| {
+        for seed in 0..60 {
+            check_branches(seed, None);
+        }
+    });
+}
+
+#[test]
+fn branches_with_a_window_do_not_meet() {
+    on_cpu(|| {
+        for seed in 0..40 {
+            check_branches(100 + seed, Some([1, 3, 100][seed as usize % 3]));
+        }
+    });
+}
+
+#[test]
+fn updates_of_clones_that_were_recorded_together() {
+    on_cpu(|| {
+        let layer = layer(FORM);
+        let mut first = Branch::new(None);
+        first.step(&layer, 4, None).check();
+        let mut second = first.clone();
+        let record = |branch: &Branch, seed| {
+            let x = normal(seed, &[BATCH, 1, HIDDEN], Dtype::Float32);
+            let mask = branch.cache.mask(1).unwrap();
+            let (mut sequence, value) = Sequence::start(&x).unwrap().unwrap();
+            let recorded = layer.record(&mut sequence, value, &mask, &branch.cache);
+            let (output, update) = recorded.unwrap().unwrap();
+            (x, update, sequence.finish(&[output]).unwrap().remove(0))
+        };
+        let recorded = [record(&first, 1), record(&second, 2)];
+        for (branch, (x, update, output)) in [&mut first, &mut second].into_iter().zip(recorded) {
+            update.apply(&mut branch.cache, &output);
+            branch.seen.push(x);
+            branch.lengths.push(1);
+        }
+        for branch in [&mut first, &mut second] {
+            branch.step(&layer, 1, None).check();
+        }
+    });
+}
+
+#[test]
+fn a_clone_leaves_for_arrays_on_another_thread() {
+    ends(|| {
+        let layer = layer(FORM);
+        let mut cache = KvCache::default();
+        let x = normal(1, &[BATCH, 3, HIDDEN], Dtype::Float32);
+        step(&layer, &x, &mut cache).eval().unwrap();
+        let snapshot = cache.clone();
+        let other = std::thread::spawn(move || {
+            let cpu = mlex_core::Stream::default_of(mlex_core::Device::Cpu).unwrap();
+            cpu.scope(|| {
+                let keys = normal(2, &[BATCH, KV_HEADS, 1, 16], Dtype::Float32);
+                for _ in 0..300 {
+                    let mut cache = snapshot.clone();
+                    let (keys, values) = cache.update(&keys, &keys).unwrap();
+                    mlex_core::eval([&keys, &values]).unwrap();
+                }
+            });
+        });
+        let x = normal(3, &[BATCH, 1, HIDDEN], Dtype::Float32);
+        while !other.is_finished() && cache.len() < 250 {
+            step(&layer, &x, &mut cache).eval().unwrap();
+        }
+        other.join().unwrap();
     });
 }

@@ -2,8 +2,8 @@
 
 use mlex_core::{Array, Dtype, QuantizationMode, Quantized};
 use mlex_nn::{
-    AttentionConfig, KvCache, LayerCache, RmsNorm, Rope, RopeConfig, RopeScaling, SelfAttention,
-    Sequence,
+    AttentionConfig, CacheUpdate, Embedding, KvCache, LayerCache, RmsNorm, Rope, RopeConfig,
+    RopeScaling, SelfAttention, Sequence, Value,
 };
 
 use crate::{DTYPES, Tensors, assert_close, assert_same, ends, floats, normal, on_cpu, plain};
@@ -313,6 +313,43 @@ fn blocks_with_caches_are_one_node() {
     });
 }
 
+/// Finishes a sequence of one layer, whose cache is `cache`.
+fn finish(sequence: Sequence, output: Value, update: CacheUpdate, cache: &mut KvCache) -> Array {
+    let mut caches = [LayerCache::Attention(std::mem::take(cache))];
+    let output = sequence.finish_updating(output, &[update], &mut caches);
+    let [LayerCache::Attention(updated)] = caches else {
+        unreachable!("made above");
+    };
+    *cache = updated;
+    output.unwrap()
+}
+
+#[test]
+fn a_cache_that_was_never_written_is_not_read() {
+    on_cpu(|| {
+        let layer = layer(FORM);
+        let table = Tensors::new(Dtype::Float32, None).matrix("", 4, HIDDEN, false);
+        let table = table.load(|w| Embedding::load(w, 4, HIDDEN));
+        let ids = Array::from_slice(&[1i32, 9, 2, 3], &[BATCH, 2]).unwrap();
+        let mut cache = KvCache::default();
+        let mask = cache.mask(2).unwrap();
+        let (mut sequence, value) = Sequence::start_with_ids(&ids).unwrap().unwrap();
+        let rows = table.record(&mut sequence, value).unwrap().unwrap();
+        let recorded = layer.record(&mut sequence, rows, &mask, &cache).unwrap();
+        let (output, update) = recorded.unwrap();
+        let output = finish(sequence, output, update, &mut cache);
+        assert!(output.eval().is_err());
+        // Behind it, and in other memory with what it should hold.
+        for length in [1, 300] {
+            let x = normal(1, &[BATCH, length, HIDDEN], Dtype::Float32);
+            let error = step(&layer, &x, &mut cache.clone()).eval().unwrap_err();
+            assert!(!error.to_string().contains("panicked"), "{error}");
+        }
+        let keys = normal(2, &[BATCH, KV_HEADS, 1, 16], Dtype::Float32);
+        assert!(cache.update(&keys, &keys).is_err());
+    });
+}
+
 /// A cache, and the inputs `[BATCH, n, HIDDEN]` of the tokens that it has seen.
 #[derive(Clone)]
 struct Branch {
@@ -469,16 +506,19 @@ fn updates_of_clones_that_were_recorded_together() {
             let (mut sequence, value) = Sequence::start(&x).unwrap().unwrap();
             let recorded = layer.record(&mut sequence, value, &mask, &branch.cache);
             let (output, update) = recorded.unwrap().unwrap();
-            (x, update, sequence.finish(&[output]).unwrap().remove(0))
+            (x, sequence, output, update)
         };
         let recorded = [record(&first, 1), record(&second, 2)];
-        for (branch, (x, update, output)) in [&mut first, &mut second].into_iter().zip(recorded) {
-            update.apply(&mut branch.cache, &output);
+        for (branch, recorded) in [&mut first, &mut second].into_iter().zip(recorded) {
+            let (x, sequence, output, update) = recorded;
+            finish(sequence, output, update, &mut branch.cache);
             branch.seen.push(x);
             branch.lengths.push(1);
         }
-        for branch in [&mut first, &mut second] {
-            branch.step(&layer, 1, None).check();
+        // Each writes before the other one reads again.
+        for _ in 0..2 {
+            first.step(&layer, 1, None).check();
+            second.step(&layer, 1, None).check();
         }
     });
 }

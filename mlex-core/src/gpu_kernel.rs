@@ -1,6 +1,6 @@
 //! Kernels of one's own on a GPU, compiled by MLX when they are first used.
 
-use crate::{Array, Dtype, Result, ffi};
+use crate::{Array, Dtype, Error, ErrorKind, Result, ffi};
 
 /// The text of a kernel: the body of a function whose parameters are pointers to the named
 /// inputs and outputs, for one kind of GPU.
@@ -73,6 +73,15 @@ impl GpuKernel {
     /// # Errors
     /// When this build of MLX has no such GPUs or the text has no output.
     pub fn new(language: GpuLanguage, text: &GpuKernelText<'_>) -> Result<Self> {
+        // A CUDA build of MLX takes a Metal kernel, and fails when it is evaluated.
+        let available = GpuLanguage::available()?;
+        if available.is_some_and(|available| available != language) {
+            return Err(Error::new(ErrorKind::Argument {
+                argument: "language",
+                expected: "that of the GPU back-end of this build of MLX",
+                found: format!("{language:?}"),
+            }));
+        }
         ffi::new_gpu_kernel(language, text).map(Self)
     }
 

@@ -40,8 +40,8 @@ pub use gated_delta::{
     DeltaInputs, DeltaLayer, DeltaShape, Strided, gated_delta, gated_delta_tail,
 };
 pub use matmul::{
-    Linear, Mode, Precision, Projection, QuantizedWeight, Scales, gather_quantized_matmul, linear,
-    project, project_gated, quantized_matmul,
+    Linear, Mode, Precision, Projection, QuantizedWeight, Scales, expect_projections,
+    gather_quantized_matmul, linear, project, project_gated, quantized_matmul,
 };
 pub use moe::Routes;
 pub use norm::{add_rms_norm, layer_norm, rms_norm};

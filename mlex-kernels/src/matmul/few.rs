@@ -9,10 +9,10 @@ use half::{bf16, f16};
 use crate::Element;
 use crate::simd::elementwise::{Gate, NarrowGated};
 use crate::simd::rows::{DenseRows, MAX_ROWS, Narrow, QuantizedRows, Widen};
-use crate::simd::scratch::{self, Buffer};
+use crate::simd::scratch::{self, Buffer, as_bytes};
 use crate::simd::weights::{Code, Weights};
 use crate::simd::{Kind, Level, Vector};
-use crate::threads::{Columns, parallel_columns, threads};
+use crate::threads::{self, ARRAYS, Columns, Upcoming, parallel_columns, threads};
 
 /// Bytes of weights that one task reads, about.
 const TASK: usize = 32 << 10;
@@ -189,6 +189,43 @@ fn run_form<T: Element>(
             });
         });
     });
+}
+
+/// Notes that the job after the next one is [`run`] of these parts.
+pub(super) fn expect(k: usize, parts: &[Part<'_>]) {
+    threads::expect(parts.iter().map(|part| {
+        let columns = task_columns(part, k);
+        let second = part.second.as_ref().map(|(side, _)| side);
+        let sides = std::iter::once(&part.first).chain(second);
+        let mut arrays = [(&[][..], 0); ARRAYS];
+        let from = sides.flat_map(|side| self::arrays(&side.operand, k));
+        for (to, (bytes, row)) in arrays.iter_mut().zip(from) {
+            *to = (bytes, columns * row);
+        }
+        Upcoming {
+            tasks: part.columns.div_ceil(columns),
+            arrays,
+        }
+    }));
+}
+
+/// The arrays of a matrix, and the bytes of a row of each.
+fn arrays<'a>(operand: &Operand<'a>, k: usize) -> impl Iterator<Item = (&'a [u8], usize)> {
+    let [codes, scales, biases] = match operand {
+        Operand::F32(w) => [Some((as_bytes(w), 4 * k)), None, None],
+        Operand::F16(w) => [Some((as_bytes(w), 2 * k)), None, None],
+        Operand::Bf16(w) => [Some((as_bytes(w), 2 * k)), None, None],
+        Operand::Quantized(w) => {
+            let factors = w.groups() * w.scale_type.size();
+            let biases = w.biases.map(|biases| (biases, factors));
+            [
+                Some((w.packed, w.row_bytes())),
+                Some((w.scales, factors)),
+                biases,
+            ]
+        }
+    };
+    [codes, scales, biases].into_iter().flatten()
 }
 
 /// Columns of a task.

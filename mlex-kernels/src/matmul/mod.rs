@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use dense::{Linear, linear};
-pub use project::{Projection, project, project_gated};
+pub use project::{Projection, expect_projections, project, project_gated};
 pub use quantized::{Mode, QuantizedWeight, Scales, gather_quantized_matmul, quantized_matmul};
 
 use crate::Element;

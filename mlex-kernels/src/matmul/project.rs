@@ -198,6 +198,33 @@ pub fn project_gated<T: Element>(
     Ok(())
 }
 
+/// Notes that, after the next job of the pool, [`project`] or [`project_gated`] will be called
+/// with these weights and few rows: threads that have nothing to do until then read ahead.
+///
+/// This changes nothing but time, and may be wrong.
+pub fn expect_projections(weights: &[Projection<'_>], gated: bool) {
+    let part = |first, second| Part {
+        first: side(first, &[]),
+        second,
+        x: 0,
+        columns: first.n(),
+    };
+    let Some(k) = weights.first().map(Projection::k).filter(|&k| k > 0) else {
+        return;
+    };
+    match weights {
+        [gate, up] if gated => {
+            // Which function it is does not matter here.
+            let gate_by = Activation::Silu.gate();
+            few::expect(k, &[part(gate, Some((side(up, &[]), gate_by)))]);
+        }
+        _ => {
+            let parts = weights.iter().map(|weight| part(weight, None));
+            few::expect(k, &parts.collect::<Vec<_>>());
+        }
+    }
+}
+
 fn side<'a>(weight: &Projection<'a>, bias: &'a [f32]) -> Side<'a> {
     Side {
         operand: weight.operand(),

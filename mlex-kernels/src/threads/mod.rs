@@ -7,6 +7,7 @@
 //! still waking up.
 #![allow(unsafe_code)]
 
+mod ahead;
 mod tiles;
 
 use std::any::Any;
@@ -17,6 +18,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
+pub(crate) use ahead::{ARRAYS, Upcoming};
+use ahead::{Notes, Progress};
 pub(crate) use tiles::{
     Columns, RowBlock, Rows, Tile, Tiling, parallel_blocks, parallel_chunks, parallel_columns,
     parallel_tiles,
@@ -58,10 +61,23 @@ struct Pool {
     finished: Line<AtomicUsize>,
     job: UnsafeCell<Job>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
+    /// What the job reads that follows the open one (or the last), and what was noted for the
+    /// one after that. The first bit of `turn` says which of the two is which.
+    notes: [Notes; 2],
+    turn: AtomicUsize,
+    /// Whether something was noted since the last job was opened.
+    noted: AtomicBool,
     /// Threads to use, the caller included.
     limit: AtomicUsize,
-    /// The workers; held by the caller whose job is open.
-    workers: Mutex<Vec<Worker>>,
+    /// Held by the caller whose job is open.
+    callers: Mutex<Callers>,
+}
+
+#[derive(Default)]
+struct Callers {
+    workers: Vec<Worker>,
+    /// What callers have asked for while they waited.
+    progress: Progress,
 }
 
 struct Worker {
@@ -70,7 +86,7 @@ struct Worker {
 }
 
 // SAFETY: `job` is the only field that is not `Sync` by itself. It is written by the holder
-// of `workers` while the state is closed and every worker that joined has finished, and read
+// of `callers` while the state is closed and every worker that joined has finished, and read
 // by workers between joining (an acquire of the state that was released after the write) and
 // finishing (a release that the writer acquires). So no write meets a read.
 unsafe impl Sync for Pool {}
@@ -94,8 +110,11 @@ fn pool() -> &'static Pool {
             threads: 0,
         }),
         panic: Mutex::new(None),
+        notes: Default::default(),
+        turn: AtomicUsize::new(0),
+        noted: AtomicBool::new(false),
         limit: AtomicUsize::new(physical_cores().min(MAX_THREADS)),
-        workers: Mutex::new(Vec::new()),
+        callers: Mutex::default(),
     })
 }
 
@@ -155,23 +174,36 @@ pub fn parallel_for(tasks: usize, task: impl Fn(usize) + Sync) {
     if threads <= 1 || IN_TASK.get() {
         return (0..tasks).for_each(task);
     }
-    let mut workers = match pool.workers.try_lock() {
-        Ok(workers) => workers,
+    let mut callers = match pool.callers.try_lock() {
+        Ok(callers) => callers,
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         Err(TryLockError::WouldBlock) => return (0..tasks).for_each(task),
     };
+    let Callers { workers, progress } = &mut *callers;
     while workers.len() + 1 < threads {
         match spawn(workers.len() + 1) {
             Some(worker) => workers.push(worker),
             None => break,
         }
     }
-    pool.run(&workers[..workers.len().min(threads - 1)], tasks, &task);
+    let workers = &workers[..workers.len().min(threads - 1)];
+    pool.run(workers, tasks, &task, progress);
+}
+
+/// Notes what will be read by the job after the next one, so that threads that have nothing to
+/// do in between bring their part of it into their caches.
+pub(crate) fn expect<'a>(upcoming: impl Iterator<Item = Upcoming<'a>>) {
+    let pool = pool();
+    let turn = pool.turn.load(Ordering::Relaxed);
+    static VERSION: AtomicU64 = AtomicU64::new(1);
+    let version = VERSION.fetch_add(1, Ordering::Relaxed);
+    pool.notes[(turn + 1) % 2].set(upcoming, version);
+    pool.noted.store(true, Ordering::Release);
 }
 
 impl Pool {
-    /// Runs one job. The caller holds `workers`, so there is no other.
-    fn run(&self, workers: &[Worker], tasks: usize, task: &Task<'_>) {
+    /// Runs one job. The caller holds `callers`, so there is no other.
+    fn run(&self, workers: &[Worker], tasks: usize, task: &Task<'_>, progress: &mut Progress) {
         let threads = workers.len() + 1;
         // SAFETY: only the lifetime is changed. The pointer is used by workers that joined
         // this job, and this function does not return before all of them have finished.
@@ -194,6 +226,9 @@ impl Pool {
                 worker.thread.unpark();
             }
         }
+        if self.noted.swap(false, Ordering::Acquire) {
+            self.turn.fetch_add(1, Ordering::Release);
+        }
 
         self.work(0);
 
@@ -204,7 +239,7 @@ impl Pool {
             // A worker that has lost its core needs ours.
             if spins.is_multiple_of(4096) {
                 thread::yield_now()
-            } else {
+            } else if !self.ask(progress, 0) {
                 std::hint::spin_loop()
             }
         }
@@ -283,14 +318,24 @@ impl Pool {
         joined.is_ok()
     }
 
+    /// Asks for some of what the next job reads; `false` when there is nothing more.
+    fn ask(&self, progress: &mut Progress, thread: usize) -> bool {
+        let turn = self.turn.load(Ordering::Acquire);
+        self.notes[turn % 2].ask(progress, thread, threads())
+    }
+
     fn worker(&self, index: usize, asleep: &AtomicBool) {
         let mut seen = 0;
+        let mut progress = Progress::default();
         let mut idle = Instant::now();
         loop {
             if self.join(&mut seen, index) {
                 self.work(index);
                 self.finished.0.fetch_add(1, Ordering::Release);
                 idle = Instant::now();
+                continue;
+            }
+            if self.ask(&mut progress, index) {
                 continue;
             }
             let waited = idle.elapsed();

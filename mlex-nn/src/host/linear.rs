@@ -1,7 +1,7 @@
 //! Activations times weights: one or several projections of the same input in one step.
 
 use mlex_core::{Array, Dtype, HostView, HostViewMut};
-use mlex_kernels::{Activation as Gate, Precision, project, project_gated};
+use mlex_kernels::{Activation as Gate, Precision, expect_projections, project, project_gated};
 use smallvec::SmallVec;
 
 use super::sequence::{Sequence, Shape, Step, Value};
@@ -138,6 +138,19 @@ fn exact_half(array: &Array) -> Result<Option<Array>> {
     Ok(same.all(&axes, false)?.item::<bool>()?.then_some(half))
 }
 
+/// Tells the kernels which weights are read next. Weights that do not fit are refused when the
+/// step runs.
+fn expect(parts: &[Part], gated: bool) -> bool {
+    let weights = parts
+        .iter()
+        .map(|part| part.projection(super::size(part.k())));
+    let weights: mlex_core::Result<SmallVec<[_; 4]>> = weights.collect();
+    if let Ok(weights) = weights {
+        expect_projections(&weights, gated);
+    }
+    true
+}
+
 struct ProjectStep {
     parts: SmallVec<[Part; 3]>,
     precision: Precision,
@@ -146,6 +159,10 @@ struct ProjectStep {
 impl Step for ProjectStep {
     fn name(&self) -> &'static str {
         "linear"
+    }
+
+    fn expect(&self) -> bool {
+        expect(&self.parts, false)
     }
 
     fn run(
@@ -175,6 +192,10 @@ struct GatedStep {
 impl Step for GatedStep {
     fn name(&self) -> &'static str {
         "gated_linear"
+    }
+
+    fn expect(&self) -> bool {
+        expect(&self.parts, true)
     }
 
     fn run(

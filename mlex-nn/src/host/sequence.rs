@@ -23,6 +23,12 @@ pub(crate) trait Step: Send + Sync + 'static {
         inputs: &[HostView<'_>],
         outputs: &mut [HostViewMut<'_>],
     ) -> mlex_core::Result<()>;
+
+    /// Tells the kernels that this step follows the job that they do next, so that threads
+    /// without work read its weights ahead. `false` for a step that has none.
+    fn expect(&self) -> bool {
+        false
+    }
 }
 
 /// Operations on the CPU, recorded to become one node of the graph.
@@ -318,6 +324,32 @@ thread_local! {
     static SPARE: RefCell<Vec<HostBuffer>> = const { RefCell::new(Vec::new()) };
 }
 
+impl Node {
+    /// Lets threads that wait after step `index` read the weights that the next product needs,
+    /// and says which step that is. After the last one it is the first: there will be a next
+    /// token.
+    fn announce_after(&self, index: usize) -> usize {
+        let few = |recorded: &Recorded| {
+            let shape = recorded.inputs.first().map(|&x| &self.slots[x].shape[..]);
+            let (_, rows) = shape.and_then(<[i32]>::split_last)?;
+            let rows = rows.iter().product();
+            (0..=FEW_ROWS).contains(&rows).then_some(())
+        };
+        let steps = self.steps.iter().enumerate();
+        let mut later = steps.skip(index + 1);
+        let next = later.find(|(_, recorded)| few(recorded).is_some() && recorded.step.expect());
+        if next.is_none() {
+            self.steps
+                .iter()
+                .find(|recorded| few(recorded).is_some() && recorded.step.expect());
+        }
+        next.map_or(usize::MAX, |(index, _)| index)
+    }
+}
+
+/// The most rows of activations with which a product waits for its weights.
+const FEW_ROWS: i32 = 4;
+
 impl HostOp for Node {
     fn name(&self) -> &'static str {
         match &self.steps[..] {
@@ -351,11 +383,15 @@ impl HostOp for Node {
             held[slot] = Held::Output(output.reborrow());
         }
         let mut spare = SPARE.take();
+        let mut announced = 0;
         let result = self
             .steps
             .iter()
             .enumerate()
             .try_for_each(|(index, recorded)| {
+                if index == announced {
+                    announced = self.announce_after(index);
+                }
                 let mut targets = Vec::with_capacity(recorded.outputs.len());
                 for &slot in &recorded.outputs {
                     let mut target = std::mem::take(&mut held[slot]);

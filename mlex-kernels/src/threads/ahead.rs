@@ -1,0 +1,219 @@
+//! Memory that idle threads ask for before the job that reads it begins.
+//!
+//! A decode step is bound by reading weights, and between its products the memory would have
+//! nothing to do: one thread adds and normalizes a few values while the others wait. Told which
+//! weights come next, they bring what will be their own part of them into their caches.
+
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+
+/// Tasks of a job that read the same arrays; they follow those of the part before.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Upcoming<'a> {
+    /// Number of tasks.
+    pub(crate) tasks: usize,
+    /// Each array, and the bytes of it that a task reads.
+    pub(crate) arrays: [(&'a [u8], usize); ARRAYS],
+}
+
+/// Parts that are noted; further ones are left out.
+const PARTS: usize = 4;
+/// Arrays of a part.
+pub(crate) const ARRAYS: usize = 6;
+
+/// What one thread asks for at most: half of a usual L2 cache.
+const BUDGET: usize = 448 << 10;
+
+const LINE: usize = 64;
+
+/// Lines that are asked for before a thread looks for a job again.
+const STRIDE: usize = 8;
+
+#[derive(Default)]
+struct Array {
+    start: AtomicPtr<u8>,
+    task_bytes: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Part {
+    tasks: AtomicUsize,
+    arrays: [Array; ARRAYS],
+}
+
+/// What comes next, as the caller of jobs notes it and idle threads read it.
+///
+/// The fields are read while they may be written: a mixture of two notes asks for memory that
+/// nobody needs, or that is not there, and the CPU ignores that.
+#[derive(Default)]
+pub(super) struct Notes {
+    /// Another one for each note.
+    version: AtomicU64,
+    parts: [Part; PARTS],
+}
+
+/// How far a thread is with a note.
+#[derive(Default)]
+pub(super) struct Progress {
+    version: u64,
+    asked: usize,
+    part: usize,
+    /// Task of the part, array and byte of the task.
+    task: usize,
+    array: usize,
+    byte: usize,
+    done: bool,
+}
+
+impl Notes {
+    /// Replaces what is noted; `version` was not used before, and is not 0.
+    pub(super) fn set<'a>(&self, upcoming: impl Iterator<Item = Upcoming<'a>>, version: u64) {
+        let nothing = std::iter::repeat(Upcoming::default());
+        for (part, from) in self.parts.iter().zip(upcoming.chain(nothing)) {
+            part.tasks.store(from.tasks, Ordering::Relaxed);
+            for (array, (bytes, size)) in part.arrays.iter().zip(from.arrays) {
+                let start = bytes.as_ptr().cast_mut();
+                array.start.store(start, Ordering::Relaxed);
+                array.task_bytes.store(size, Ordering::Relaxed);
+            }
+        }
+        self.version.store(version, Ordering::Release);
+    }
+
+    /// Asks for some more of what thread `thread` of `threads` will read first. Returns at once;
+    /// `false` when there is nothing to be asked for.
+    pub(super) fn ask(&self, progress: &mut Progress, thread: usize, threads: usize) -> bool {
+        let version = self.version.load(Ordering::Acquire);
+        if progress.version != version {
+            *progress = self.first(version, thread, threads);
+        }
+        if progress.done {
+            return false;
+        }
+        for _ in 0..STRIDE {
+            if !self.ask_line(progress) {
+                progress.done = true;
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The first of the tasks that are the thread's own.
+    fn first(&self, version: u64, thread: usize, threads: usize) -> Progress {
+        let counts = || self.parts.iter().map(|p| p.tasks.load(Ordering::Relaxed));
+        let mut task = counts().sum::<usize>() * thread / threads.max(1);
+        let mut progress = Progress {
+            version,
+            ..Progress::default()
+        };
+        for count in counts() {
+            if task < count {
+                break;
+            }
+            task -= count;
+            progress.part += 1;
+        }
+        progress.task = task;
+        progress
+    }
+
+    fn ask_line(&self, progress: &mut Progress) -> bool {
+        while progress.asked < BUDGET {
+            let Some(part) = self.parts.get(progress.part) else {
+                return false;
+            };
+            if progress.task >= part.tasks.load(Ordering::Relaxed) {
+                progress.part += 1;
+                progress.task = 0;
+                continue;
+            }
+            let Some(array) = part.arrays.get(progress.array) else {
+                progress.array = 0;
+                progress.task += 1;
+                continue;
+            };
+            let size = array.task_bytes.load(Ordering::Relaxed);
+            if progress.byte >= size {
+                progress.byte = 0;
+                progress.array += 1;
+                continue;
+            }
+            let at = progress.task.wrapping_mul(size) + progress.byte;
+            prefetch(array.start.load(Ordering::Relaxed).wrapping_add(at));
+            progress.byte += LINE;
+            progress.asked += LINE;
+            return true;
+        }
+        false
+    }
+}
+
+/// Asks for a line of memory to be brought to the L2 cache. Any address will do.
+#[inline(always)]
+fn prefetch(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of x86-64, and a prefetch of a bad address does nothing.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(at.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a prefetch of a bad address does nothing.
+    unsafe {
+        std::arch::asm!("prfm pldl2keep, [{at}]", at = in(reg) at, options(nostack, readonly, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = at;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part<'a>(tasks: usize, of: &[(&'a [u8], usize)]) -> Upcoming<'a> {
+        let mut arrays = [(&[][..], 0); ARRAYS];
+        arrays[..of.len()].copy_from_slice(of);
+        Upcoming { tasks, arrays }
+    }
+
+    /// The byte that a thread asks for next.
+    fn next(notes: &Notes, progress: &Progress) -> *const u8 {
+        let array = &notes.parts[progress.part].arrays[progress.array];
+        let at = progress.task * array.task_bytes.load(Ordering::Relaxed) + progress.byte;
+        array.start.load(Ordering::Relaxed).wrapping_add(at)
+    }
+
+    #[test]
+    fn threads_begin_with_their_own_tasks() {
+        let (a, b, c) = (vec![0u8; 4096], vec![0u8; 512], vec![0u8; 6400]);
+        let parts = [part(4, &[(&a, 1024), (&b, 128)]), part(10, &[(&c, 640)])];
+        let notes = Notes::default();
+        notes.set(parts.into_iter(), 1);
+        // Tasks 0, 7 of 14: the fourth of the second part.
+        assert_eq!(next(&notes, &notes.first(1, 0, 2)), a.as_ptr());
+        assert_eq!(next(&notes, &notes.first(1, 1, 2)), c[3 * 640..].as_ptr());
+        assert_eq!(next(&notes, &notes.first(1, 1, 7)), a[2048..].as_ptr());
+        // All of it: 4 * (1024 + 128) + 6400 bytes, in lines.
+        let mut progress = Progress::default();
+        let mut asked = 0;
+        while notes.ask(&mut progress, 0, 1) {
+            asked += STRIDE;
+        }
+        assert!(progress.done && asked * LINE <= progress.asked);
+        assert_eq!(progress.asked, 4 * (1024 + 128) + 6400);
+        assert!(!notes.ask(&mut progress, 0, 1));
+        // Another note starts anew.
+        notes.set(std::iter::empty(), 2);
+        assert!(!notes.ask(&mut progress, 0, 1));
+        assert_eq!(progress.asked, 0);
+    }
+
+    #[test]
+    fn no_more_than_the_budget_is_asked_for() {
+        let large = vec![0u8; 2 * BUDGET];
+        let notes = Notes::default();
+        notes.set([part(2, &[(&large, BUDGET)])].into_iter(), 1);
+        let mut progress = Progress::default();
+        while notes.ask(&mut progress, 0, 1) {}
+        assert_eq!(progress.asked, BUDGET);
+    }
+}

@@ -7,6 +7,7 @@
     python benches/peers.py --model qwen3-0.6b     Qwen3-0.6B's shape, random 4-bit weights
     python benches/peers.py --model gemma4-e2b     the same of Gemma 4 E2B (2.9 GB)
     python benches/peers.py --model qwen3.5-0.8b   the same of Qwen3.5-0.8B: most layers are gated delta nets
+    python benches/peers.py --model qwen3-8b --device gpu      mlex and mlx-lm on a GPU
 
 Prints Markdown tables of medians. The peers are the packages `llama-cpp-python` and `mlx-lm` of
 the Python that runs this; one that is not installed is left out, with a note on stderr. Each
@@ -15,8 +16,9 @@ machine's speed meets all of them.
 
 All of them get random tokens, and a short run before the one that counts. mlex takes its rates
 from `mlex bench`, sampling included; llama.cpp and mlx-lm are measured without sampling (mlx-lm
-takes the likeliest token on the device), in their favour. mlx-lm's prompts are short, as MLX's
-CPU operations are slow on Linux: a long prompt would take minutes and not make it faster.
+takes the likeliest token on the device), in their favour. On a CPU mlx-lm's prompts are short, as
+MLX's CPU operations are slow on Linux: a long prompt would take minutes and not make it faster. On
+a GPU it generates as its own program does, one token ahead.
 """
 
 import argparse
@@ -85,7 +87,16 @@ QWEN3_5_0_8B = {
     "max_position_embeddings": 262144,
     "tie_word_embeddings": True,
 }
+QWEN3_8B = dict(
+    QWEN3_0_6B,
+    hidden_size=4096,
+    num_hidden_layers=36,
+    intermediate_size=12288,
+    num_attention_heads=32,
+    tie_word_embeddings=False,
+)
 RANDOM_MODELS = {
+    "qwen3-8b": QWEN3_8B,
     "qwen3-0.6b": QWEN3_0_6B,
     "qwen3.5-0.8b": QWEN3_5_0_8B,
     "gemma4-e2b": GEMMA4_E2B,
@@ -113,10 +124,11 @@ class Contestant:
     model: Path
     worker: str = ""
     dtype: str = ""
+    device: str = "cpu"
 
     @property
     def is_slow(self):
-        return self.worker == "mlx-lm"
+        return self.worker == "mlx-lm" and self.device == "cpu"
 
     def measure(self, args, setting):
         """The rates of one process: `{"prefill_tps": .., "decode_tps": ..}`."""
@@ -127,12 +139,14 @@ class Contestant:
                 "prompt_tokens": setting.prompt_tokens,
                 "gen_tokens": setting.gen_tokens,
             }
+            if self.worker == "mlx-lm":
+                options["device"] = self.device
             if self.is_slow:
                 options["prompt_tokens"] = min(setting.prompt_tokens, MLX_LM_PROMPT_TOKENS)
                 options["gen_tokens"] = min(setting.gen_tokens, MLX_LM_GEN_TOKENS)
             return worker(self.worker, options)
         command = [args.mlex, "bench", "--json", "--repeats", "1", "--model", self.model]
-        command += ["--device", "cpu", "--threads", setting.threads, "--dtype", self.dtype]
+        command += ["--device", self.device, "--threads", setting.threads, "--dtype", self.dtype]
         command += ["--prompt-tokens", setting.prompt_tokens, "--gen-tokens", setting.gen_tokens]
         return json.loads(output(command))
 
@@ -199,7 +213,9 @@ def run_llama_cpp(model, threads, prompt_tokens, gen_tokens):
     return rates(lambda: evaluate(ids[:prompt_tokens]), decode, prompt_tokens, gen_tokens)
 
 
-def run_mlx_lm(model, threads, prompt_tokens, gen_tokens):
+def run_mlx_lm(model, threads, prompt_tokens, gen_tokens, device):
+    if device == "gpu":
+        return run_mlx_lm_gpu(model, prompt_tokens, gen_tokens)
     del threads  # it has none to set: the environment tells BLAS
     import mlx.core as mx
     from mlx_lm.models.cache import make_prompt_cache
@@ -235,6 +251,23 @@ def run_mlx_lm(model, threads, prompt_tokens, gen_tokens):
             token = step(cache, token)
 
     return rates(read, decode, prompt_tokens, gen_tokens)
+
+
+def run_mlx_lm_gpu(model, prompt_tokens, gen_tokens):
+    import mlx.core as mx
+    from mlx_lm.generate import generate_step
+    from mlx_lm.utils import load_model
+
+    network, config = load_model(Path(model))
+    ids = mx.array(random_ids(config["vocab_size"], prompt_tokens))
+
+    def run():
+        """Until the first token, and from there until the last."""
+        steps = generate_step(ids, network, max_tokens=gen_tokens + 1)
+        return rates(lambda: next(steps), lambda: [None for _ in steps], prompt_tokens, gen_tokens)
+
+    run()
+    return run()
 
 
 def make_random_model(config, out):
@@ -301,14 +334,14 @@ def installed(package):
 
 def contestants(args):
     """The programs that are there, and the model that mlex is given."""
-    dtypes = ("float32", "bfloat16")
+    dtypes = ("float32", "bfloat16") if args.device == "cpu" else ("bfloat16",)
     wanted = [Contestant(f"mlex, {SHORT[dtype]}", Path(), dtype=dtype) for dtype in dtypes]
     if args.model == "smollm2":
         gguf = args.gguf or Path(output([ROOT / "scripts" / "smollm2.sh"]).strip())
         model = gguf
         if not installed("llama_cpp"):
             note("llama.cpp is left out: no package llama-cpp-python")
-        elif not args.skip_llama_cpp:
+        elif not args.skip_llama_cpp and args.device == "cpu":
             wanted.append(Contestant("llama.cpp", gguf, worker="llama.cpp"))
     else:
         model = args.mlx_dir
@@ -330,6 +363,7 @@ def contestants(args):
             directory = converted(args, model, dtype)
             wanted.append(Contestant(f"mlx-lm, {SHORT[dtype]}", directory, worker="mlx-lm"))
     wanted = [one if one.worker else replace(one, model=model) for one in wanted]
+    wanted = [replace(one, device=args.device) for one in wanted]
     return wanted, model
 
 
@@ -451,6 +485,7 @@ def arguments():
     add("--mlex", type=Path, default=default_mlex(), help="the mlex program (a release build)")
     add("--gguf", type=Path, help="SmolLM2's GGUF [default: what scripts/smollm2.sh fetches]")
     add("--mlx-dir", type=Path, help="the model as an MLX directory [default: made, in the cache]")
+    add("--device", choices=["cpu", "gpu"], default="cpu", help="what mlex and mlx-lm compute on")
     add("--prompt-tokens", type=int, default=512)
     add("--gen-tokens", type=int, default=64)
     add("--context", type=int, default=4096, help="the longer prompt of --sweep context")

@@ -9,6 +9,7 @@
 //! * [`add`], [`add_gated`], [`scale`], [`take_columns`]: what models do in between.
 //! * [`gated_delta`]: a linear-attention layer between its projections.
 //! * [`Routes`]: which rows go to which expert of a mixture.
+//! * [`quantize`]: weights into every layout that MLX writes.
 //! * [`gpu`]: sources of kernels for Metal and CUDA.
 //!
 //! Elements are [`f32`], [`half::f16`] or [`half::bf16`]; sums are always in f32. The vector
@@ -25,6 +26,7 @@ pub mod gpu;
 mod matmul;
 mod moe;
 mod norm;
+mod quantize;
 mod residual;
 mod rope;
 mod simd;
@@ -45,6 +47,7 @@ pub use matmul::{
 };
 pub use moe::Routes;
 pub use norm::{add_rms_norm, layer_norm, rms_norm};
+pub use quantize::{ScalesMut, quantize};
 pub use residual::{add, add_gated, scale, take_columns};
 pub use rope::{Frequencies, RopeOptions, rope};
 pub use simd::Level;

@@ -1,6 +1,6 @@
 //! Which implementation computes: one function for each operation that has several.
 
-use mlex_core::{Array, Device, Dtype, QuantizedWeight, Stream};
+use mlex_core::{Array, Device, Dtype, Quantized, QuantizedWeight, Stream};
 
 use crate::host::Weight;
 use crate::linear::Stored;
@@ -39,6 +39,18 @@ pub fn argmax(x: &Array) -> Result<Array> {
     match host::argmax(x)? {
         Some(y) => Ok(y),
         None => Ok(x.argmax(-1, false)?.as_type(Dtype::Int32)?),
+    }
+}
+
+/// Quantizes a weight `[.., N, K]`. On a CPU stream the kernels do it at once, with the bits of
+/// MLX's CPU backend; elsewhere it is MLX's node of the graph.
+///
+/// # Errors
+/// When MLX does not have the layout or K does not divide into groups.
+pub fn quantize(weight: &Array, layout: Quantized) -> mlex_core::Result<QuantizedWeight> {
+    match host::quantize(weight, layout)? {
+        Some(packed) => Ok(packed),
+        None => QuantizedWeight::quantize(weight, layout),
     }
 }
 

@@ -3,10 +3,10 @@
 use std::io::Write;
 
 use mlex_core::{Array, Dtype, Quantized, QuantizedWeight, Result};
-use mlex_nn::LazyTensor;
+use mlex_nn::{LazyTensor, dispatch};
 
-/// Weights that are quantized or dequantized at once. MLX unfolds those of a floating-point
-/// mode into dozens of bytes each.
+/// Weights that are quantized or dequantized at once. MLX unfolds packed ones into dozens of bytes
+/// each.
 const CHUNK: usize = 1 << 19;
 
 /// Called with the bytes of output that are done; an error ends the job.
@@ -77,7 +77,7 @@ impl Change {
         let (mut scales, mut biases) = (Vec::new(), Vec::new());
         for (start, stop) in loaded.chunks() {
             let rows = loaded.rows(start, stop, self.dtype)?;
-            let packed = QuantizedWeight::quantize(&rows, layout)?;
+            let packed = dispatch::quantize(&rows, layout)?;
             write(&packed.weight, sink, tick)?;
             write(&packed.scales, &mut scales, tick)?;
             if let Some(packed) = &packed.biases {

@@ -12,6 +12,7 @@ mod gated_delta;
 mod linear;
 mod moe;
 mod norm;
+mod quantize;
 mod residual;
 mod rope;
 mod scratch;
@@ -40,6 +41,7 @@ pub(crate) use norm::{
     Parameters, add_rms_norm, layer_norm, record_add_rms_norm, record_rms_norm,
     record_rms_norm_of_parts, rms_norm,
 };
+pub(crate) use quantize::quantize;
 pub(crate) use residual::{add_normed, record_add_normed};
 pub(crate) use rope::{RopeKernel, rope};
 pub use sequence::{Sequence, Value};

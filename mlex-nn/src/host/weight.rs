@@ -29,7 +29,7 @@ pub(super) fn precision(dtype: Dtype) -> Precision {
 }
 
 /// The kernels' name of a layout.
-fn mode(layout: Quantized) -> Option<Mode> {
+pub(crate) fn mode(layout: Quantized) -> Option<Mode> {
     Some(match layout.mode {
         QuantizationMode::Affine => Mode::Affine {
             bits: u8::try_from(layout.bits).ok()?,

@@ -16,13 +16,15 @@ import json
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten, tree_map, tree_unflatten
+from mlx.utils import tree_flatten, tree_map_with_path, tree_unflatten
 from mlx_lm.convert import QUANT_RECIPES, mixed_quant_predicate_builder
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 from mlx_lm.utils import dequantize_model, load_model, quantize_model
 
 from goldens import ROOT
 
 DATA = ROOT / "mlex-models/tests/data"
+QUANTIZED = (nn.QuantizedLinear, nn.QuantizedEmbedding, QuantizedSwitchLinear)
 
 
 def row(source, **options):
@@ -47,13 +49,26 @@ CASES = [
     row("llama-8bit-g64", dequantize=True),
     row("llama-mxfp4", dequantize=True, dtype="float32"),
     row("llama-4bit", dequantize=True, bits=5, group_size=64),
+    # Hugging Face's names and shapes become mlx-lm's; routers get 8 bits.
+    row("qwen3_moe-hf"),
+    row("qwen3_next-hf"),
+    row("qwen3_5-hf", dtype="bfloat16"),
+    row("qwen3_5_moe-hf"),
+    row("gemma4-large", dtype="bfloat16"),
+    row("gemma4-experts"),
+    row("qwen3_moe-4bit", dequantize=True, bits=5, group_size=32),
+    row("qwen3_5_moe-4bit", dequantize=True, mode="mxfp8"),
     *(row("quant-mixed-3-6", dequantize=True, recipe=recipe) for recipe in QUANT_RECIPES),
 ]
 
 
 def cast(model, dtype):
+    casts = getattr(model, "cast_predicate", lambda _: True)
     model.update(
-        tree_map(lambda p: p.astype(dtype) if mx.issubdtype(p.dtype, mx.floating) else p, model.parameters())
+        tree_map_with_path(
+            lambda path, p: p.astype(dtype) if casts(path) and mx.issubdtype(p.dtype, mx.floating) else p,
+            model.parameters(),
+        )
     )
 
 
@@ -61,7 +76,7 @@ def dequantized(model):
     """mlx-lm's dequantize_model, with scales and biases widened to float32 first."""
     wide, dtypes = [], {}
     for path, module in model.named_modules():
-        if isinstance(module, (nn.QuantizedLinear, nn.QuantizedEmbedding)):
+        if isinstance(module, QUANTIZED):
             affine = module.mode == "affine"
             dtypes[path] = module.scales.dtype if affine else mx.bfloat16
             if affine:
@@ -104,7 +119,7 @@ def convert(case):
         "layouts": {
             path: [module.bits, module.group_size, module.mode]
             for path, module in sorted(model.named_modules())
-            if isinstance(module, (nn.QuantizedLinear, nn.QuantizedEmbedding))
+            if isinstance(module, QUANTIZED)
         },
         "tensors": {name: digest(array) for name, array in sorted(tree_flatten(model.parameters()))},
     }

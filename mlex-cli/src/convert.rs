@@ -117,7 +117,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let options = ConvertOptions::default()
         .with_dtype(args.dtype)
         .with_dequantize(args.dequantize)
-        .with_quantize(args.quantize.quantize()?);
+        .with_quantize(args.quantize.quantize()?)
+        .with_base_model(args.source.repo());
     let path = args.source.locate("convert")?;
     let files = ModelFiles::open(&path).map_err(failure::no_model)?;
     let bar = ByteBar::new("converting");

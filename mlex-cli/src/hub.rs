@@ -22,6 +22,11 @@ pub(crate) struct Source {
 }
 
 impl Source {
+    /// The repository on the Hub that it is.
+    pub(crate) fn repo(&self) -> Option<String> {
+        hub_id(&self.model).map(|id| id.repo().to_owned())
+    }
+
     /// The path of the model, for `command`. What is not in the cache of the Hub comes first.
     ///
     /// # Errors

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod activation;
+mod adapt;
 pub mod attention;
 pub mod cache;
 pub mod dispatch;

@@ -30,6 +30,20 @@ impl LazyTensor {
             load: Box::new(move || Ok(array)),
         }
     }
+
+    /// The tensor becomes what `change` makes of it when it is read.
+    pub(crate) fn change(
+        &mut self,
+        change: impl FnOnce(Array) -> mlex_core::Result<Array> + 'static,
+    ) {
+        let read = std::mem::replace(&mut self.load, Box::new(|| Array::scalar(0)));
+        self.load = Box::new(move || {
+            let array = change(read()?)?;
+            // At once, so that what was read is gone before the next tensor comes.
+            array.eval()?;
+            Ok(array)
+        });
+    }
 }
 
 impl fmt::Debug for LazyTensor {
@@ -284,13 +298,6 @@ impl Weights {
         });
     }
 
-    /// Puts back a tensor that was taken, for another layer that reads a part of it.
-    pub(crate) fn put_back(&self, name: &str, array: Array) {
-        let path = self.path(name);
-        let mut state = self.state.borrow_mut();
-        state.tensors.insert(path, LazyTensor::ready(array));
-    }
-
     /// Whether there is a tensor, not taken yet, of which `matches` holds: its full path and
     /// its shape.
     pub fn any(&self, matches: impl Fn(&str, &[i32]) -> bool) -> bool {
@@ -299,27 +306,30 @@ impl Weights {
         tensors.any(|(path, tensor)| matches(path, &tensor.shape))
     }
 
-    /// Tensors whose full path `matches` go through `change` when they are read: another
-    /// parametrization, or another order of rows. Shape and dtype stay.
+    /// Tensors whose full path `matches` go through `change` when they are read: another order of
+    /// rows, as the layer uses it. Shape and dtype stay. It is a matter of the layer alone: a
+    /// [record](Self::recording) has the tensors as they are.
     pub fn transform(
         &self,
         matches: impl Fn(&str) -> bool,
         change: impl Fn(Array) -> mlex_core::Result<Array> + 'static,
     ) {
-        let change = Rc::new(change);
-        for (path, tensor) in &mut self.state.borrow_mut().tensors {
-            if !matches(path) {
-                continue;
-            }
-            let read = std::mem::replace(&mut tensor.load, Box::new(|| Array::scalar(0)));
-            let change = Rc::clone(&change);
-            tensor.load = Box::new(move || {
-                let array = change(read()?)?;
-                // At once, so that what was read is gone before the next tensor comes.
-                array.eval()?;
-                Ok(array)
-            });
+        let State {
+            tensors, record, ..
+        } = &mut *self.state.borrow_mut();
+        if record.is_some() {
+            return;
         }
+        let change = Rc::new(change);
+        for (_, tensor) in tensors.iter_mut().filter(|(path, _)| matches(path)) {
+            let change = Rc::clone(&change);
+            tensor.change(move |array| change(array));
+        }
+    }
+
+    /// Calls `function` with the tensors that are not taken yet.
+    pub(crate) fn with_tensors(&self, function: impl FnOnce(&mut BTreeMap<String, LazyTensor>)) {
+        function(&mut self.state.borrow_mut().tensors);
     }
 
     /// Whether the arrays are those of the checkpoint: no tensor that was asked for was missing or

@@ -2,6 +2,7 @@
 
 mod decoder;
 pub(crate) mod gemma4;
+mod language;
 pub(crate) mod llama;
 pub(crate) mod minicpm;
 mod mixed;

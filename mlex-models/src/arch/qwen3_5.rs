@@ -12,6 +12,7 @@ use mlex_nn::{AttentionConfig, Weights};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::language;
 use super::mixed::{Mixed, MixedConfig, MlpKind};
 use super::qwen3_moe::MoeFields;
 use super::qwen3_next::{DeltaFields, adapt, full_attention_interval, layers, rotated};
@@ -73,27 +74,13 @@ fn build(config: &ModelConfig, weights: &Weights) -> Result<Box<dyn Model>> {
         model_type: model_type.to_owned(),
         ..mixed
     };
-    let (model, head) = places(weights);
+    let (model, head) = language::places(weights);
     weights.discard(|path| {
         let towers = ["vision_tower", "model.visual", "visual."];
         towers.iter().any(|tower| path.starts_with(tower))
     });
     adapt(weights, &model);
     Ok(Box::new(Mixed::load(&mixed, &model, &head)?))
-}
-
-/// Where the decoder and the head are.
-fn places(weights: &Weights) -> (Weights, Weights) {
-    let language = weights.pp("language_model");
-    let inner = weights.pp("model").pp("language_model");
-    let has = |place: &Weights| place.pp("embed_tokens").contains("weight");
-    if has(&language.pp("model")) {
-        (language.pp("model"), language.pp("lm_head"))
-    } else if has(&inner) {
-        (inner, weights.pp("lm_head"))
-    } else {
-        (weights.pp("model"), weights.pp("lm_head"))
-    }
 }
 
 fn settings(config: &ModelConfig, outer_tied: bool) -> Result<MixedConfig> {

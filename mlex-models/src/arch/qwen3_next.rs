@@ -109,7 +109,13 @@ pub(super) fn adapt(weights: &Weights, model: &Weights) {
         ];
         path == last || names.iter().any(|name| path.ends_with(name))
     };
-    weights.transform(shifted, |weight| weight.add(1.0));
+    weights.adapt(shifted, <[i32]>::to_vec, |weight| weight.add(1.0));
+    let is_convolution = |path: &str| path.ends_with("conv1d.weight");
+    let moved = |shape: &[i32]| match shape {
+        &[channels, one, kernel] => vec![channels, kernel, one],
+        other => other.to_vec(),
+    };
+    weights.adapt(is_convolution, moved, |weight| weight.move_axis(2, 1));
 }
 
 fn build(config: &ModelConfig, weights: &Weights) -> Result<Box<dyn Model>> {

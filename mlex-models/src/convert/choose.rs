@@ -202,7 +202,8 @@ impl<'a> Chooser<'a> {
     }
 }
 
-fn is_tower(path: &str) -> bool {
+/// Whether a tensor or layer is of a tower for images or audio.
+pub(super) fn is_tower(path: &str) -> bool {
     path.split('.').any(|part| TOWERS.contains(&part))
 }
 

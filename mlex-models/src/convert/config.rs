@@ -9,15 +9,22 @@ use crate::quantization::SECTIONS;
 /// Where a config says the type of its weights.
 const DTYPE_KEYS: [&str; 2] = ["torch_dtype", "dtype"];
 
+/// What describes a tower, whose tensors may be left out.
+const TOWER_KEYS: [&str; 2] = ["vision_config", "audio_config"];
+
 /// The config of a model that is quantized so and cast to `dtype`.
 pub(super) fn converted(
     config: &Map<String, Value>,
     quantization: Option<&QuantizationConfig>,
     dtype: Option<Dtype>,
+    has_towers: bool,
 ) -> Map<String, Value> {
     let mut config = config.clone();
     // Where the weights were once; of no meaning elsewhere.
     config.shift_remove("_name_or_path");
+    for key in TOWER_KEYS.iter().filter(|_| !has_towers) {
+        config.shift_remove(*key);
+    }
     update(&mut config, dtype);
     if let Some(Value::Object(text)) = config.get_mut("text_config") {
         update(text, dtype);

@@ -107,8 +107,8 @@ impl Converted {
 ///
 /// Tensors come under the names that the architecture has for them, those that it does not use
 /// are left out. Each is read, changed and written by itself, on the CPU. Blocks of GGUF files
-/// that MLX has a layout for keep their exact values; others become f32. Weights are quantized by
-/// `mx.quantize`, so the bits are the same as mlx-lm's. Dequantized weights are computed in f32
+/// that MLX has a layout for keep their exact values; others become f32. Quantized weights have the
+/// bits that `mx.quantize` gives on a CPU, and so mlx-lm. Dequantized weights are computed in f32
 /// and rounded once.
 ///
 /// The directory appears when all of it is written. `on_progress` is called while tensors are
@@ -146,12 +146,11 @@ fn run(
     } = outline(files)?;
     let quantization = config.quantization().map_err(|error| files.locate(error))?;
     let left_out = taken.discarded.clone();
+    let has_towers = taken.tensors.keys().any(|path| choose::is_tower(path));
     let plan = plan::plan(taken, model.info(), quantization.default, options)?;
 
     let partial = Partial::create(out)?;
     let dir = partial.path();
-    let json = config::converted(config.json(), plan.quantization.as_ref(), options.dtype);
-    write_json(&dir.join("config.json"), &json)?;
     let front_matter = carry_along(files, dir)?;
     let parameters = plan.parameters;
     let shard_bytes = options.shard_bytes.unwrap_or(SHARD_BYTES);
@@ -171,6 +170,14 @@ fn run(
     };
     let path = dir.join("README.md");
     fs::write(&path, card.text(&front_matter)).with_path(&path)?;
+    // Last, so that what a killed conversion leaves is no model under any name.
+    let json = config::converted(
+        config.json(),
+        plan.quantization.as_ref(),
+        options.dtype,
+        has_towers,
+    );
+    write_json(&dir.join("config.json"), &json)?;
     partial.publish(out)?;
     Ok(converted)
 }

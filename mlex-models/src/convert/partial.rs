@@ -19,6 +19,10 @@ impl Partial {
             .to_owned();
         name.push(format!(".partial-{}", std::process::id()));
         let path = out.with_file_name(name);
+        // Of a process that had the same number and was killed.
+        if path.exists() {
+            fs::remove_dir_all(&path).with_path(&path)?;
+        }
         fs::create_dir_all(&path).with_path(&path)?;
         Ok(Self { path })
     }

@@ -6,7 +6,7 @@ use super::MoeConfig;
 use crate::host::{self, Constants, Mixture, Sequence, Value};
 use crate::linear::{Matrix, Stored};
 use crate::quant::packed_columns;
-use crate::{Error, Result, Weights, dispatch};
+use crate::{Result, Weights, dispatch};
 
 /// From how many products on MLX is given them sorted by expert, as in mlx-lm.
 const SORT_FROM: usize = 64;
@@ -24,19 +24,10 @@ pub struct Experts {
     config: MoeConfig,
 }
 
-/// Which rows of a tensor that holds several projections are one of them.
-#[derive(Clone, Copy)]
-struct Part {
-    name: &'static str,
-    /// Of how many it is which one.
-    index: i32,
-    count: i32,
-}
-
 impl Experts {
     /// Takes `gate_proj`, `up_proj` and `down_proj` of all experts from `weights`: stacked
     /// (`STACKED.NAME`), one by one (`experts.I.NAME`), or stacked as `experts.gate_up_proj` and
-    /// `experts.down_proj`. They are kept as one tensor per projection.
+    /// `experts.down_proj`. They become one tensor per projection.
     ///
     /// # Errors
     /// When a tensor cannot be read or a setting is out of range.
@@ -48,15 +39,15 @@ impl Experts {
             num_experts: experts,
             ..
         } = config;
-        let load = |name: &str, part: Part, rows: i32, columns: i32| {
-            load_stack(weights, [stacked, name], part, [experts, rows, columns])
+        one_tensor_each(weights, stacked, experts);
+        let stacked = weights.pp(stacked);
+        let load = |name: &str, rows: i32, columns: i32| {
+            load_matrices(&stacked.pp(name), [experts, rows, columns])
         };
-        let part = |name, index, count| Part { name, index, count };
-        let (gate, up) = (part("gate_up_proj", 0, 2), part("gate_up_proj", 1, 2));
         Ok(Self {
-            gate_proj: load("gate_proj", gate, inner, hidden)?,
-            up_proj: load("up_proj", up, inner, hidden)?,
-            down_proj: load("down_proj", part("down_proj", 0, 1), hidden, inner)?,
+            gate_proj: load("gate_proj", inner, hidden)?,
+            up_proj: load("up_proj", inner, hidden)?,
+            down_proj: load("down_proj", hidden, inner)?,
             factors: None,
             constants: Constants::default(),
             config: *config,
@@ -163,31 +154,29 @@ fn gather(matrices: &Matrix, x: &Array, indices: &Array, sorted: bool) -> Result
     Ok(product.as_type(x.dtype())?)
 }
 
-/// The matrices of all experts, `[rows, columns]` each, from where the checkpoint has them.
-fn load_stack(
-    weights: &Weights,
-    [stacked, name]: [&str; 2],
-    fused: Part,
-    [experts, rows, columns]: [i32; 3],
-) -> Result<Matrix> {
-    let one_by_one = weights.pp("experts");
-    if one_by_one.pp(0).pp(name).contains("weight") {
-        let parts: Vec<Matrix> = (0..experts)
-            .map(|expert| load_shape(&one_by_one.pp(expert).pp(name), &[rows], columns))
-            .collect::<Result<_>>()?;
-        return stack(&parts, weights.is_complete());
+/// Brings the experts' matrices into one tensor per projection (`STACKED.NAME`), where the
+/// checkpoint has one for each expert (`experts.I.NAME`), or one for gate and up projection that
+/// is not called a weight (`experts.gate_up_proj`).
+fn one_tensor_each(weights: &Weights, stacked: &str, count: i32) {
+    for name in ["gate_proj", "up_proj", "down_proj"] {
+        for part in ["weight", "scales", "biases"] {
+            let parts = (0..count).map(|expert| format!("experts.{expert}.{name}.{part}"));
+            weights.stack(parts, &format!("{stacked}.{name}.{part}"));
+        }
     }
-    if one_by_one.contains(fused.name) {
-        return load_part(&one_by_one, fused, [experts, rows, columns]);
-    }
-    load_shape(&weights.pp(stacked).pp(name), &[experts, rows], columns)
+    let weight = |name: &str| format!("{stacked}.{name}.weight");
+    let both = [weight("gate_proj"), weight("up_proj")];
+    weights.split("experts.gate_up_proj", 1, &both);
+    weights.split("experts.down_proj", 1, &[weight("down_proj")]);
 }
 
-/// A matrix `[*rows, columns]`, dense or quantized.
-fn load_shape(weights: &Weights, rows: &[i32], columns: i32) -> Result<Matrix> {
-    let shape = |last: i32| [rows, &[last]].concat();
+/// Matrices `[experts, rows, columns]`, dense or quantized.
+fn load_matrices(weights: &Weights, [experts, rows, columns]: [i32; 3]) -> Result<Matrix> {
+    let shape = |last: i32| [experts, rows, last];
     let Some(layout) = weights.quantized()? else {
-        return dense(weights.get_float("weight", &shape(columns))?);
+        let weight = weights.get_float("weight", &shape(columns))?;
+        let transposed = weight.swap_axes(-1, -2)?;
+        return Ok(Stored::Dense { weight, transposed }.into());
     };
     let (words, groups) =
         packed_columns(layout, columns).map_err(|error| error.with_layer(weights.prefix()))?;
@@ -200,96 +189,12 @@ fn load_shape(weights: &Weights, rows: &[i32], columns: i32) -> Result<Matrix> {
         let scales = weights.get_dtype("scales", &shape(groups), Dtype::Uint8)?;
         (scales, None)
     };
-    Ok(quantized(QuantizedWeight {
+    let weight = QuantizedWeight {
         weight: weights.get_dtype("weight", &shape(words), Dtype::Uint32)?,
         scales,
         biases,
         layout,
-    }))
-}
-
-/// A part of a tensor `[experts, count * rows, columns]`, which is left for the other parts.
-fn load_part(
-    weights: &Weights,
-    Part { name, index, count }: Part,
-    [experts, rows, columns]: [i32; 3],
-) -> Result<Matrix> {
-    if count == 1 {
-        return dense(weights.get_float(name, &[experts, rows, columns])?);
-    }
-    let shape = [experts, count.saturating_mul(rows), columns];
-    let keep = index + 1 < count;
-    let whole = weights.get_float(name, &shape)?;
-    let part = whole.slice_axis(1, index * rows, (index + 1) * rows)?;
-    if weights.is_complete() {
-        let part = part.contiguous()?;
-        part.eval()?;
-        if keep {
-            weights.put_back(name, whole);
-        }
-        return dense(part);
-    }
-    if keep {
-        weights.put_back(name, whole);
-    }
-    dense(part)
-}
-
-fn dense(weight: Array) -> Result<Matrix> {
-    let transposed = weight.swap_axes(-1, -2)?;
-    Ok(Stored::Dense { weight, transposed }.into())
-}
-
-/// Matrices `[N, K]` of the same kind, one behind the other.
-fn stack(parts: &[Matrix], evaluate: bool) -> Result<Matrix> {
-    let stack = |of: &dyn Fn(&Matrix) -> Option<Array>| -> Result<Option<Array>> {
-        let Some(arrays) = parts.iter().map(of).collect::<Option<Vec<Array>>>() else {
-            return Ok(None);
-        };
-        let stacked = Array::stack(&arrays, 0)?;
-        // At once, so that the single ones are gone before the next projection is read.
-        if evaluate {
-            stacked.eval()?;
-        }
-        Ok(Some(stacked))
     };
-    let packed = |of: fn(&QuantizedWeight) -> Option<&Array>| {
-        stack(&move |part| match &part.stored {
-            Stored::Quantized { weight, .. } => of(weight).cloned(),
-            Stored::Dense { .. } => None,
-        })
-    };
-    let weight = stack(&|part| match &part.stored {
-        Stored::Dense { weight, .. } => Some(weight.clone()),
-        Stored::Quantized { .. } => None,
-    })?;
-    if let Some(weight) = weight {
-        return dense(weight);
-    }
-    let layout = parts.iter().find_map(|part| match &part.stored {
-        Stored::Quantized { weight, .. } => Some(weight.layout),
-        Stored::Dense { .. } => None,
-    });
-    let (weight, scales) = (
-        packed(|weight| Some(&weight.weight))?,
-        packed(|weight| Some(&weight.scales))?,
-    );
-    match (weight, scales, layout) {
-        (Some(weight), Some(scales), Some(layout)) => Ok(quantized(QuantizedWeight {
-            weight,
-            scales,
-            biases: packed(|weight| weight.biases.as_ref())?,
-            layout,
-        })),
-        _ => Err(Error::setting(
-            "experts",
-            "all dense or all quantized alike",
-            "some of each",
-        )),
-    }
-}
-
-fn quantized(weight: QuantizedWeight) -> Matrix {
     let dtype = None;
-    Stored::Quantized { weight, dtype }.into()
+    Ok(Stored::Quantized { weight, dtype }.into())
 }

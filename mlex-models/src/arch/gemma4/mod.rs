@@ -19,6 +19,7 @@ use mlex_nn::{
 use self::attention::{KeysValues, Source};
 use self::config::{PerLayerConfig, TextConfig};
 use self::layer::{Layer, RecordedStream, Stream};
+use super::language;
 use super::stream::{Masks, Recording, StreamScales, check_cache, length};
 use crate::config::ModelConfig;
 use crate::model::{Input, Model, ModelInfo};
@@ -91,19 +92,7 @@ struct Gemma4 {
 
 impl Gemma4 {
     fn load(config: TextConfig, weights: &Weights) -> Result<Self> {
-        // As mlx-lm writes a model with towers, as transformers does, and a text model.
-        let language = weights.pp("language_model");
-        let places = [
-            (language.pp("model"), language.pp("lm_head")),
-            (
-                weights.pp("model").pp("language_model"),
-                weights.pp("lm_head"),
-            ),
-        ];
-        let (model, head) = places
-            .into_iter()
-            .find(|(model, _)| model.pp("embed_tokens").contains("weight"))
-            .unwrap_or_else(|| (weights.pp("model"), weights.pp("lm_head")));
+        let (model, head) = language::places(weights);
         let (hidden_size, vocab_size) = (config.hidden_size, config.vocab_size);
         let embed_tokens = Embedding::load(&model.pp("embed_tokens"), vocab_size, hidden_size)?;
         let per_layer = config

@@ -301,6 +301,22 @@ fn inspect_counts_parameters_and_memory() {
 }
 
 #[test]
+fn inspect_knows_states_of_fixed_size_and_windows() {
+    let bytes = |name: &str| {
+        let mut command = mlex(["inspect", "--json", "--context", "100", "--model"]);
+        let report = document(command.arg(small(name)));
+        report["memory"]["cache_bytes"].clone()
+    };
+    // One layer with keys and values of 2 heads of 16, and three with a state of 4 heads of
+    // 16 x 16 and 3 positions of 2 * 2 * 16 + 4 * 16 channels; all in f32.
+    let recurrent = 4 * 16 * 16 + 3 * (2 * 2 * 16 + 4 * 16);
+    assert_eq!(bytes("qwen3_5-f32"), 4 * (100 * 2 * 2 * 16 + 3 * recurrent));
+    // Two layers with a window of 8 and heads of 16, one without and a head of 32; the other
+    // three use theirs.
+    assert_eq!(bytes("gemma4-small"), 4 * (2 * 8 * 2 * 16 + 100 * 2 * 32));
+}
+
+#[test]
 fn inspect_groups_layers_by_their_layout() {
     let model = document(mlex(["inspect", "--json", "--model"]).arg(small("llama-mixed-bits")));
     let row = |path: &str| {

@@ -230,18 +230,17 @@ fn layout_fields(group: &Group) -> serde_json::Map<String, Value> {
     .collect()
 }
 
-/// What the cache takes for `context` tokens. A layer with a window needs less in the end.
+/// What the cache takes for `context` tokens: as much of them as each layer keeps.
 fn cache_size(model: &dyn Model, context: u32) -> Result<CacheSize> {
-    // The keys of a token that is never computed: their dtype is known without.
+    // The state of a token that is never computed: its size and dtype are known without.
     let mut cache = model.new_cache()?;
     let token = Array::zeros(&[1, 1], Dtype::Int32)?;
     model.forward(Input::Tokens(&token), &mut cache)?;
-    let dtype = cache.arrays().next().map_or(Dtype::Float32, Array::dtype);
-    let per_token = model.info().cache_per_token.unsigned_abs() * dtype.size_in_bytes() as u64;
+    let first = || cache.arrays().next().map(Array::dtype);
     Ok(CacheSize {
         context,
-        dtype,
-        bytes: per_token.saturating_mul(context.into()),
+        dtype: cache.dtype().or_else(first).unwrap_or(Dtype::Float32),
+        bytes: cache.estimate(context.into()),
     })
 }
 

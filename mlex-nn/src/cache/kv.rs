@@ -254,6 +254,25 @@ impl KvCache {
         buffers.map(Array::nbytes).sum::<usize>() + shared
     }
 
+    /// The type of keys and values, once there are some.
+    pub fn dtype(&self) -> Option<Dtype> {
+        let buffers = self.buffers.as_ref().map(|buffers| buffers.keys.dtype());
+        buffers.or(self.shared.as_ref().map(|shared| shared.memory.dtype))
+    }
+
+    /// The bytes of the positions that a query after `tokens` tokens sees, by the size that those
+    /// have which are held now; zero where none is.
+    pub fn estimate(&self, tokens: u64) -> u64 {
+        let buffers = self.buffers.as_ref();
+        let capacity = buffers.and_then(|buffers| buffers.keys.shape().get(2).copied());
+        let capacity = capacity.or(self.shared.as_ref().map(|shared| shared.memory.shape[2]));
+        let seen = self.window.map_or(tokens, |window| {
+            tokens.min(u64::from(window.unsigned_abs()))
+        });
+        let capacity = capacity.map_or(1, |capacity| capacity.unsigned_abs().max(1));
+        seen.saturating_mul(self.nbytes() as u64 / u64::from(capacity))
+    }
+
     /// The number of new tokens. Shapes that would only broadcast into the buffers are wrong.
     fn check(&self, keys: &Array, values: &Array) -> Result<i32> {
         let &[batch, heads, new, key_dim] = keys.shape() else {

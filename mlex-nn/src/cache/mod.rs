@@ -6,7 +6,7 @@ mod recurrent;
 
 use std::sync::Arc;
 
-use mlex_core::{Array, AttentionMask};
+use mlex_core::{Array, AttentionMask, Dtype};
 
 pub use kv::KvCache;
 pub use recurrent::{RecurrentCache, RecurrentState};
@@ -124,6 +124,15 @@ impl LayerCache {
         }
     }
 
+    /// The bytes that the state takes after `tokens` tokens, judged by the first ones, which it has
+    /// seen: zero without.
+    pub fn estimate(&self, tokens: u64) -> u64 {
+        match self {
+            Self::Attention(cache) => cache.estimate(tokens),
+            Self::Recurrent(_) => self.nbytes() as u64,
+        }
+    }
+
     /// The arrays that hold the state.
     pub fn arrays(&self) -> Box<dyn Iterator<Item = &Array> + '_> {
         match self {
@@ -217,6 +226,21 @@ impl Cache {
     /// The bytes that the states take.
     pub fn nbytes(&self) -> usize {
         self.layers.iter().map(LayerCache::nbytes).sum()
+    }
+
+    /// The bytes that the states take after `tokens` tokens, judged by the first ones, which they
+    /// have seen: zero without.
+    pub fn estimate(&self, tokens: u64) -> u64 {
+        let layers = self.layers.iter();
+        layers.fold(0, |sum, layer| sum.saturating_add(layer.estimate(tokens)))
+    }
+
+    /// The type of keys and values, once a layer has some.
+    pub fn dtype(&self) -> Option<Dtype> {
+        self.layers.iter().find_map(|layer| match layer {
+            LayerCache::Attention(cache) => cache.dtype(),
+            LayerCache::Recurrent(_) => None,
+        })
     }
 
     /// Whether the next step can be queued while the last one is still computed, without a copy

@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use mlex_core::{Array, Error, ErrorKind, Result};
+use mlex_core::{Array, Dtype, Error, ErrorKind, Result};
 
 use crate::{LazyTensor, Weights};
 
@@ -54,29 +54,31 @@ impl Weights {
     /// The tensors `parts`, all of one shape and dtype, become one named `whole`, with a new first
     /// dimension. Unless all of them are there and alike, nothing changes.
     pub fn stack(&self, parts: impl Iterator<Item = String>, whole: &str) {
-        let paths: Vec<String> = parts.map(|part| self.path(part)).collect();
         let whole = self.path(whole);
         self.with_tensors(|tensors| {
-            let Some((shape, dtype)) = paths
-                .first()
-                .and_then(|first| tensors.get(first))
-                .map(|first| (first.shape.clone(), first.dtype))
-            else {
-                return;
-            };
-            let alike = |path: &String| {
-                tensors
-                    .get(path)
-                    .is_some_and(|tensor| tensor.shape == shape && tensor.dtype == dtype)
-            };
-            if tensors.contains_key(&whole) || !paths.iter().all(alike) {
+            if tensors.contains_key(&whole) {
                 return;
             }
+            let mut paths = Vec::new();
+            let mut first: Option<(Vec<i32>, Dtype)> = None;
+            // Until one is not there, however many a config claims.
+            for path in parts.map(|part| self.path(part)) {
+                let Some(tensor) = tensors.get(&path) else {
+                    return;
+                };
+                let (shape, dtype) = first.get_or_insert((tensor.shape.clone(), tensor.dtype));
+                if tensor.shape != *shape || tensor.dtype != *dtype {
+                    return;
+                }
+                paths.push(path);
+            }
+            let Some((shape, dtype)) = first else {
+                return;
+            };
             let parts: Vec<Load> = paths
                 .iter()
                 .filter_map(|path| Some(tensors.remove(path)?.load))
                 .collect();
-            // It was asked whether there are so many.
             let count = i32::try_from(parts.len()).unwrap_or(i32::MAX);
             let load = move || {
                 let parts: Vec<Array> = parts

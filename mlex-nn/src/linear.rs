@@ -65,7 +65,11 @@ impl Matrix {
             // Exponents, or 8-bit floats.
             weights.get_dtype("scales", &[rows, groups], Dtype::Uint8)?
         };
-        let dtype = layout.mode.has_biases().then(|| scales.dtype());
+        let dtype = if layout.mode.has_biases() {
+            Some(scales.dtype())
+        } else {
+            weights.wanted_dtype()
+        };
         let mut weight = QuantizedWeight {
             weight: weights.get_dtype("weight", &[rows, words], Dtype::Uint32)?,
             scales,
@@ -99,7 +103,7 @@ impl Matrix {
                 let taken = |array: &Array| {
                     let rows = array.take(ids, 0)?;
                     match dtype {
-                        Some(dtype) if rows.dtype() != *dtype => rows.as_type(*dtype),
+                        Some(dtype) if array.dtype().is_float() => rows.as_type(*dtype),
                         _ => Ok(rows),
                     }
                 };

@@ -112,6 +112,11 @@ impl Weights {
         self
     }
 
+    /// What floating-point tensors become when they are read, if not what they are.
+    pub(crate) fn wanted_dtype(&self) -> Option<Dtype> {
+        self.state.borrow().dtype
+    }
+
     /// `on_load` is called with the bytes of each tensor that has been read.
     #[must_use]
     pub fn with_progress(self, on_load: OnLoad) -> Self {

@@ -114,6 +114,35 @@ fn integers_keep_their_dtype() {
 }
 
 #[test]
+fn rows_with_scales_of_bytes_have_the_dtype_that_is_asked_for() {
+    let layout = Quantized::from(QuantizationMode::Nvfp4);
+    // A scale of 1 and the largest FP4 number.
+    let table = Array::full(&[3, 32], 6.0, Dtype::Float32).unwrap();
+    let packed = QuantizedWeight::quantize(&table, layout).unwrap();
+    let ids = Array::from_slice(&[2i32, 0], &[1, 2]).unwrap();
+    for (asked, expected) in [
+        (None, Dtype::Bfloat16),
+        (Some(Dtype::Float32), Dtype::Float32),
+        (Some(Dtype::Float16), Dtype::Float16),
+    ] {
+        let tensors = checkpoint([
+            ("weight", LazyTensor::ready(packed.weight.clone())),
+            ("scales", LazyTensor::ready(packed.scales.clone())),
+        ]);
+        let quantization = QuantizationConfig {
+            default: Some(layout),
+            layers: BTreeMap::new(),
+        };
+        let weights = Weights::new(tensors, quantization).with_dtype(asked);
+        let rows = Embedding::load(&weights, 3, 32).unwrap();
+        let rows = rows.forward(&ids).unwrap();
+        assert_eq!((rows.shape(), rows.dtype()), (&[1, 2, 32][..], expected));
+        let rows = rows.as_type(Dtype::Float32).unwrap();
+        assert_eq!(rows.to_vec::<f32>().unwrap(), [6.0; 64]);
+    }
+}
+
+#[test]
 fn a_tensor_that_cannot_be_read_is_named() {
     let broken = LazyTensor {
         shape: vec![2],

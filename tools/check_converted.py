@@ -10,19 +10,16 @@ by chance.
 """
 
 import json
-import subprocess
 import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
 import mlx.core as mx
-import mlx.nn as nn
-from mlx.utils import tree_map
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
-from goldens import ROOT
+from goldens import ROOT, mlex, widen
 
 DATA = ROOT / "mlex-models/tests/data"
 RESULT = ROOT / "tools/results/converted.md"
@@ -68,29 +65,10 @@ def cases():
         yield f"gguf/{source}.gguf", ["--dequantize", "--bits=4", "--group-size=32"]
 
 
-def mlex(program, *args):
-    result = subprocess.run([program, *map(str, args)], capture_output=True, text=True)
-    if result.returncode:
-        raise RuntimeError(f"mlex {' '.join(map(str, args))}: {result.stderr}")
-    return result.stdout
-
-
-class WideEmbedding(nn.QuantizedEmbedding):
-    """One whose rows are float32, which holds them exactly."""
-
-    def __call__(self, x):
-        return super().__call__(x).astype(mx.float32)
-
-
 def of_mlx_lm(folder):
     """What mlx-lm gives after the prompt, greedily: tokens and their log-probabilities."""
     model, _ = load_model(folder)
-    for _, module in model.named_modules():
-        if type(module) is nn.QuantizedEmbedding:
-            module.__class__ = WideEmbedding
-    model.update(
-        tree_map(lambda p: p.astype(mx.float32) if mx.issubdtype(p.dtype, mx.floating) else p, model.parameters())
-    )
+    widen(model)
     cache, step, found = make_prompt_cache(model), mx.array(PROMPT)[None], []
     for _ in range(TOKENS):
         logits = model(step, cache=cache)[0, -1].astype(mx.float32)

@@ -1,10 +1,14 @@
-"""What the golden data makers share: writing safetensors and JSON, seeded arrays."""
+"""What the golden data makers share: writing safetensors and JSON, seeded arrays, running mlex and mlx-lm."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
+from mlx.utils import tree_map
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -99,3 +103,28 @@ class Cases:
         save_tensors(stem.with_suffix(".safetensors"), self.tensors)
         save_json_lines(stem.with_suffix(".json"), self.rows)
         print(f"{stem.relative_to(ROOT)}: {len(self.rows)} cases")
+
+
+def mlex(program, *args):
+    """The stdout of a command of mlex."""
+    result = subprocess.run([program, *map(str, args)], capture_output=True, text=True)
+    if result.returncode:
+        sys.exit(f"mlex {' '.join(map(str, args))}: {result.stderr}")
+    return result.stdout
+
+
+class WideEmbedding(nn.QuantizedEmbedding):
+    """One whose rows are float32, which holds them exactly where scales are bytes."""
+
+    def __call__(self, x):
+        return super().__call__(x).astype(mx.float32)
+
+
+def widen(model):
+    """Makes a model of mlx-lm compute in float32."""
+    for _, module in model.named_modules():
+        if type(module) is nn.QuantizedEmbedding:
+            module.__class__ = WideEmbedding
+    model.update(
+        tree_map(lambda p: p.astype(mx.float32) if mx.issubdtype(p.dtype, mx.floating) else p, model.parameters())
+    )

@@ -15,17 +15,15 @@ With `--speed-only`, which is for a machine that does nothing else, it is timed 
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import mlx.core as mx
-from mlx.utils import tree_map
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load
 
-from goldens import ROOT, save_json
+from goldens import ROOT, mlex, save_json, widen
 
 TEXT = Path(__file__).parent / "quantization_text.txt"
 RESULTS = ROOT / "tools/results/quantization.json"
@@ -44,21 +42,12 @@ SCHEMES = [
 ]
 
 
-def mlex(program, *args):
-    result = subprocess.run([program, *map(str, args)], capture_output=True, text=True)
-    if result.returncode:
-        sys.exit(f"mlex {' '.join(map(str, args))}: {result.stderr}")
-    return result.stdout
-
-
 def of_mlx_lm(folder, tokens):
     """What mlx-lm gives after `tokens`, greedily, and how clear its closest choice was."""
     model, tokenizer = load(str(folder))
     if tokenizer.encode(PROMPT) != tokens:
         sys.exit(f"{folder}: mlx-lm encodes the prompt as {tokenizer.encode(PROMPT)}, mlex as {tokens}")
-    model.update(
-        tree_map(lambda p: p.astype(mx.float32) if mx.issubdtype(p.dtype, mx.floating) else p, model.parameters())
-    )
+    widen(model)
     cache, found, margin = make_prompt_cache(model), [], float("inf")
     step = mx.array(tokens)[None]
     for _ in range(TOKENS):

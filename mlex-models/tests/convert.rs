@@ -544,3 +544,22 @@ fn tensors_that_the_model_does_not_use_are_left_out() {
     let after = ModelFiles::open(out).unwrap().tensors().unwrap();
     assert_eq!(after.len(), names.len() - 3);
 }
+
+/// Expected: mlx-lm's `sanitize` of qwen3_5, which drops towers and heads for speculative decoding.
+#[test]
+fn of_a_model_that_sees_the_language_model_is_converted() {
+    let model = Copy::of("qwen3_5-hf");
+    let source = ModelFiles::open(model.path()).unwrap();
+    let config = source.config().unwrap();
+    assert!(config.json().contains_key("vision_config"));
+    let (_parent, after) = converted(&model, &ConvertOptions::default());
+    let config = after.config().unwrap();
+    assert!(!config.json().contains_key("vision_config"));
+    assert!(config.json().contains_key("text_config"));
+    let tensors = after.tensors().unwrap();
+    let known = ["language_model.model.", "language_model.lm_head."];
+    for name in tensors.keys() {
+        assert!(known.iter().any(|start| name.starts_with(start)), "{name}");
+    }
+    assert_eq!(logits(&source, None), logits(&after, None));
+}

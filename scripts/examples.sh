@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 [ -z "${MLEX_MLX_PREFIX:-}" ] ||
     export LD_LIBRARY_PATH="$MLEX_MLX_PREFIX/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 examples="${CARGO_TARGET_DIR:-target}/debug/examples"
-for name in arrays safetensors quantized_linear; do
+for name in arrays safetensors quantized_linear patches features; do
     "$examples/$name"
 done
 "$examples/logits"

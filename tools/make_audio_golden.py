@@ -93,14 +93,15 @@ def main():
     case("silence", "silence.wav", silence, exact=True)
     # What one channel has more, the other has less; and a tone that 16 kHz cannot hold.
     stereo = tones(44100, 0.4)
-    high = 0.2 * np.sin(2 * np.pi * 15000 * np.arange(len(stereo)) / 44100)
-    save_wav("stereo.wav", 44100, [1.4 * stereo + high, 0.6 * stereo + high])
+    time = np.arange(len(stereo)) / 44100
+    high = 0.2 * np.sin(np.pi * time / 0.4) ** 2 * np.sin(2 * np.pi * 15000 * time)
+    save_wav("stereo.wav", 44100, [1.3 * stereo + high, 0.7 * stereo + high])
     case("stereo", "stereo.wav", tones(16000, 0.4))
     save_wav("low.wav", 8000, [tones(8000, 0.4)])
     case("low", "low.wav", tones(16000, 0.4))
     for file in ("coded.flac", "coded.mp3", "coded.ogg", "coded.m4a", "coded.aac"):
         if len(sys.argv) > 1:
-            quality = ["-c:a", "libvorbis", "-q:a", "6"] if file.endswith("ogg") else ["-b:a", "128k"]
+            quality = ["-c:a", "libvorbis", "-q:a", "6"] if file.endswith("ogg") else ["-b:a", "256k"]
             command = [sys.argv[1], "-v", "error", "-y", "-i", DATA / "stereo.wav", "-bitexact", *quality, DATA / file]
             subprocess.run(command, check=True)
         rows.append({"name": "stereo", "file": file, "settings": {}, "exact": False, **{k: rows[5][k] for k in ("valid", "tokens")}})

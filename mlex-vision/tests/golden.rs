@@ -1,6 +1,8 @@
 //! Images, grids, tokens and patches against the Python processors
 //! (`tools/make_vision_golden.py` says what the files of `tests/data` hold).
 
+#![allow(clippy::unwrap_used)]
+
 use std::path::{Path, PathBuf};
 
 use mlex_vision::{

@@ -1,5 +1,7 @@
 //! Broken and hostile files: an error of one line that names the file, never a panic.
 
+#![allow(clippy::unwrap_used)]
+
 use std::path::{Path, PathBuf};
 
 use mlex_vision::{

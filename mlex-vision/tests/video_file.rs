@@ -1,4 +1,7 @@
 //! Video files: with programs that play `ffmpeg` and `ffprobe`, and with the real ones.
+
+#![allow(clippy::unwrap_used)]
+
 #![cfg(unix)]
 
 use std::fs;

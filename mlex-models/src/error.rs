@@ -28,6 +28,12 @@ pub enum ErrorKind {
     /// A layer could not be built or run, or the tensors do not fit the architecture.
     #[error("{0}")]
     Nn(mlex_nn::Error),
+    /// An image or a video cannot be read or used.
+    #[error("{0}")]
+    Vision(mlex_vision::Error),
+    /// A sound cannot be read or used.
+    #[error("{0}")]
+    Audio(mlex_audio::Error),
     /// The caller stopped it.
     #[error("cancelled")]
     Cancelled,
@@ -236,6 +242,18 @@ impl From<mlex_core::Error> for Error {
 impl From<mlex_nn::Error> for Error {
     fn from(error: mlex_nn::Error) -> Self {
         Self::new(ErrorKind::Nn(error))
+    }
+}
+
+impl From<mlex_vision::Error> for Error {
+    fn from(error: mlex_vision::Error) -> Self {
+        Self::new(ErrorKind::Vision(error))
+    }
+}
+
+impl From<mlex_audio::Error> for Error {
+    fn from(error: mlex_audio::Error) -> Self {
+        Self::new(ErrorKind::Audio(error))
     }
 }
 

@@ -15,15 +15,17 @@ mod fp8;
 pub mod generate;
 mod gguf;
 mod load;
+pub mod media;
 mod model;
 mod quantization;
 mod registry;
 pub mod text;
+pub mod towers;
 
 pub use config::ModelConfig;
 pub use convert::{ConvertOptions, Converted, LayoutSettings, Quantize, Recipe, convert};
 pub use error::{Error, ErrorKind, Result, ResultExt};
 pub use files::{ModelFiles, Tensors, total_bytes};
 pub use load::{LoadProgress, LoadedModel, Outline, load, outline};
-pub use model::{Input, Model, ModelInfo};
+pub use model::{Input, MixedInput, Model, ModelInfo, Positions};
 pub use registry::{build, model_types};

@@ -1,9 +1,11 @@
 //! What every architecture offers to generation.
 
+use std::ops::Range;
+
 use mlex_core::Array;
 use mlex_nn::Cache;
 
-use crate::Result;
+use crate::{Error, Result};
 
 /// What a model is, as data.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,8 +31,112 @@ pub struct ModelInfo {
 pub enum Input<'a> {
     /// Token ids, integers `[B, L]`.
     Tokens(&'a Array),
-    /// Embeddings `[B, L, D]` in their place, as a tower makes them.
+    /// Embeddings `[B, L, D]` in their place, as they enter the first layer.
     Embeddings(&'a Array),
+    /// Token ids, some of which stand for features of images, videos or sounds.
+    Mixed(&'a MixedInput),
+}
+
+/// Tokens of one sequence, some of which stand for features that a tower has made.
+#[derive(Clone, Debug)]
+pub struct MixedInput {
+    tokens: Array,
+    features: Array,
+    is_feature: Array,
+    length: i32,
+    positions: Option<Positions>,
+    spans: Vec<Range<i32>>,
+}
+
+/// Positions of tokens in time, height and width.
+#[derive(Clone, Debug)]
+pub struct Positions {
+    /// Those in time, in height and in width: one per token each.
+    pub each: [Vec<i32>; 3],
+    /// The position of the token after them, in all directions.
+    pub next: i32,
+}
+
+impl MixedInput {
+    /// Token ids `[L]` and features `[L, D]`, of which the rows count where `is_feature` says so.
+    ///
+    /// # Errors
+    /// When the lengths do not fit.
+    pub fn new(tokens: &[i32], features: &Array, is_feature: &[bool]) -> Result<Self> {
+        let length = i32::try_from(tokens.len()).unwrap_or(i32::MAX);
+        let rows = features.dim(0)?;
+        if features.ndim() != 2 || rows != length || is_feature.len() != tokens.len() {
+            let found = format!("{rows} features and {} places", is_feature.len());
+            return Err(Error::field("input", format!("{length} of each"), found));
+        }
+        Ok(Self {
+            tokens: Array::from_slice(tokens, &[1, length])?,
+            features: features.expand_dims(0)?,
+            is_feature: Array::from_slice(is_feature, &[1, length])?,
+            length,
+            positions: None,
+            spans: Vec::new(),
+        })
+    }
+
+    /// With positions in several directions; without, they count up.
+    ///
+    /// # Errors
+    /// When there is not one for each token.
+    pub fn with_positions(mut self, positions: Positions) -> Result<Self> {
+        let lengths = positions.each.each_ref().map(Vec::len);
+        if lengths != [self.length as usize; 3] {
+            let expected = format!("{} in each direction", self.length);
+            return Err(Error::field("positions", expected, format!("{lengths:?}")));
+        }
+        self.positions = Some(positions);
+        Ok(self)
+    }
+
+    /// With spans of tokens, by their indices, that all see each other.
+    #[must_use]
+    pub fn with_spans(mut self, spans: Vec<Range<i32>>) -> Self {
+        self.spans = spans;
+        self
+    }
+
+    /// How many tokens there are.
+    pub fn length(&self) -> i32 {
+        self.length
+    }
+
+    /// The positions, where they do not count up.
+    pub fn positions(&self) -> Option<&Positions> {
+        self.positions.as_ref()
+    }
+
+    /// The spans of tokens that see each other.
+    pub fn spans(&self) -> &[Range<i32>] {
+        &self.spans
+    }
+
+    /// The token ids `[1, L]`, 0 where a feature is.
+    ///
+    /// # Errors
+    /// When MLX fails.
+    pub fn text_tokens(&self) -> Result<Array> {
+        Ok(self.is_feature.where_(0, &self.tokens)?)
+    }
+
+    /// `embedded` `[1, L, D]` with the features in their places, in the dtype of `embedded`.
+    ///
+    /// # Errors
+    /// When the widths differ.
+    pub fn splice(&self, embedded: &Array) -> Result<Array> {
+        let (expected, found) = (embedded.dim(-1)?, self.features.dim(-1)?);
+        if expected != found {
+            let expected = format!("{expected} numbers");
+            return Err(Error::field("feature", expected, found.to_string()));
+        }
+        let features = self.features.as_type(embedded.dtype())?;
+        let is_feature = self.is_feature.expand_dims(-1)?;
+        Ok(is_feature.where_(&features, embedded)?)
+    }
 }
 
 /// A language model: tokens and a cache to hidden states, hidden states to logits.

@@ -7,7 +7,7 @@ use crate::activation::Activation;
 use crate::attention::attention;
 use crate::cache::{KvCache, Mask};
 use crate::host::{Attend, CacheUpdate, Sequence, Value};
-use crate::{AttentionConfig, Error, Linear, Result, RmsNorm, Rope, Weights};
+use crate::{AttentionConfig, Error, Linear, Result, RmsNorm, Rope, Rotations, Weights};
 
 /// Softmax attention over a cache, `o(attention(q, k, v) * sigmoid(gate))`. The query projection
 /// has the gate's rows too, head by head: `[H, (query, gate), D]`.
@@ -76,6 +76,31 @@ impl GatedAttention {
         {
             return sequence.finish_keys(y, &update, cache);
         }
+        let offset = cache.offset();
+        self.compute(x, mask, cache, |x| self.rope.forward(x, &offset))
+    }
+
+    /// As [`forward`](Self::forward), of tokens with these rotations.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn forward_rotated(
+        &self,
+        x: &Array,
+        mask: &Mask,
+        rotations: &Rotations,
+        cache: &mut KvCache,
+    ) -> Result<Array> {
+        self.compute(x, mask, cache, |x| rotations.apply(x))
+    }
+
+    fn compute(
+        &self,
+        x: &Array,
+        mask: &Mask,
+        cache: &mut KvCache,
+        rotate: impl Fn(&Array) -> Result<Array>,
+    ) -> Result<Array> {
         let dim = self.head_dim;
         let queries = self.q_proj.forward(x)?;
         let queries = queries.unflatten(-1, &[self.num_heads, 2 * dim])?;
@@ -85,8 +110,7 @@ impl GatedAttention {
         let keys = self.k_norm.forward(&heads(self.k_proj.forward(x)?)?)?;
         let values = heads(self.v_proj.forward(x)?)?;
 
-        let offset = cache.offset();
-        let rotated = |x: Array| self.rope.forward(&x.transpose(&[0, 2, 1, 3])?, &offset);
+        let rotated = |x: Array| rotate(&x.transpose(&[0, 2, 1, 3])?);
         let (queries, keys) = (rotated(queries)?, rotated(keys)?);
         let (keys, values) = cache.update(&keys, &values.transpose(&[0, 2, 1, 3])?)?;
 

@@ -21,6 +21,7 @@ mod norm;
 pub mod quant;
 mod residual;
 mod rope;
+mod rotations;
 mod softcap;
 mod weights;
 
@@ -38,5 +39,6 @@ pub use norm::{LayerNorm, RmsNorm};
 pub use quant::QuantizationConfig;
 pub use residual::{add_normed, record_add_normed};
 pub use rope::{Rope, RopeConfig, RopeScaling};
+pub use rotations::Rotations;
 pub use softcap::softcap;
 pub use weights::{LazyTensor, OnLoad, Taken, Weights};

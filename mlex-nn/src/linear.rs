@@ -174,6 +174,19 @@ impl Linear {
         })
     }
 
+    /// A layer of a dense `weight` `[output, input]` and a `bias` `[output]`.
+    ///
+    /// # Errors
+    /// When the weight is no matrix.
+    pub fn of(weight: Array, bias: Option<Array>) -> Result<Self> {
+        let transposed = weight.t()?;
+        Ok(Self {
+            weight: Stored::Dense { weight, transposed }.into(),
+            bias,
+            bias_constants: Constants::default(),
+        })
+    }
+
     /// `x` `[.., input]` to `[.., output]`.
     ///
     /// # Errors

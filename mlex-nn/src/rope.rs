@@ -6,7 +6,7 @@ use mlex_core::{Array, Rope as Rotation};
 
 use crate::cache::Offset;
 use crate::host::RopeKernel;
-use crate::{Error, Result, host};
+use crate::{Error, Result, Rotations, host};
 
 /// How positions beyond the trained context are brought into it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -268,6 +268,37 @@ impl Rope {
                 x.rope_at(rotation, &rows)?
             }
         })
+    }
+
+    /// The rotations of `L` tokens that have several positions, one for each direction of an
+    /// image or a video: `positions` are `L` each, and pair `i` of a head turns with those of
+    /// direction `directions[i]`.
+    ///
+    /// # Errors
+    /// When the lengths do not fit, or neighbouring entries form the pairs.
+    pub fn rotations(&self, positions: &[Vec<i32>], directions: &[usize]) -> Result<Rotations> {
+        let pairs = self.kernel.inverse.len();
+        if self.traditional {
+            return Err(Error::setting("rope", "pairs of two halves", "neighbours"));
+        }
+        let (count, length) = (positions.len(), positions.first().map_or(0, Vec::len));
+        if directions.len() != pairs || directions.iter().any(|&which| which >= count) {
+            let expected = format!("one of {count} directions for each of {pairs} pairs");
+            let found = format!("{directions:?}");
+            return Err(Error::setting("rope directions", expected, found));
+        }
+        if let Some(other) = positions.iter().find(|other| other.len() != length) {
+            let expected = format!("{length} in each direction");
+            return Err(Error::setting("positions", expected, other.len()));
+        }
+        let mut angles = Vec::with_capacity(length * pairs);
+        for token in 0..length {
+            let pairs = directions.iter().zip(self.kernel.inverse.iter());
+            angles.extend(pairs.map(|(&which, inverse)| {
+                positions[which][token] as f32 * self.kernel.scale * inverse
+            }));
+        }
+        Rotations::new(&angles, pairs, self.magnitude)
     }
 
     /// What the kernels need, where the rotation is all there is to it.

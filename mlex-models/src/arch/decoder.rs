@@ -7,7 +7,7 @@ use mlex_nn::{
     RmsNorm, Rope, RopeConfig, SelfAttention, Weights,
 };
 
-use super::stream::{Masks, Recording, Stream, StreamScales, check_cache, length};
+use super::stream::{Masks, Recording, Stream, StreamScales, check_cache, check_plain};
 use crate::Result;
 use crate::config::{check, check_positive, check_size};
 use crate::model::{Input, Model, ModelInfo};
@@ -262,7 +262,8 @@ impl Model for Decoder {
 
     fn forward(&self, input: Input<'_>, cache: &mut Cache) -> Result<Array> {
         check_cache(cache, self.layers.len())?;
-        let mut masks = Masks::new(length(input)?);
+        check_plain(input)?;
+        let mut masks = Masks::new(input)?;
         for (layer, state) in self.layers.iter().zip(cache.layers_mut()) {
             masks.add(layer.window, state.attention()?)?;
         }

@@ -5,10 +5,10 @@ use mlex_core::Array;
 use mlex_nn::{
     Activation, AttentionConfig, Cache, CacheUpdate, Embedding, GatedAttention, GatedDeltaConfig,
     GatedDeltaNet, GatedMlp, KvCache, LayerCache, Linear, MoeConfig, MoeMlp, RecurrentCache,
-    RmsNorm, Rope, RopeConfig, SelfAttention, Sequence, Value, Weights,
+    RmsNorm, Rope, RopeConfig, Rotations, SelfAttention, Sequence, Value, Weights,
 };
 
-use super::stream::{Masks, Recording, Stream, StreamScales, check_cache, length};
+use super::stream::{Masks, Recording, Stream, StreamScales, check_cache, check_plain};
 use crate::config::{check, check_layers, check_positive, check_size};
 use crate::model::{Input, Model, ModelInfo};
 use crate::{Error, Result};
@@ -20,6 +20,9 @@ pub(crate) struct MixedConfig {
     pub(crate) rms_norm_eps: f32,
     pub(crate) attention: AttentionConfig,
     pub(crate) rope: RopeConfig,
+    /// By which direction each pair of a head is rotated, where tokens may have several
+    /// positions: time, height and width.
+    pub(crate) directions: Option<Vec<usize>>,
     /// Of the layers that have one.
     pub(crate) delta: Option<GatedDeltaConfig>,
     pub(crate) layers: Vec<LayerKind>,
@@ -146,12 +149,21 @@ impl Mixer {
         }
     }
 
-    fn forward(&self, x: &Array, masks: &Masks, cache: &mut LayerCache) -> Result<Array> {
+    fn forward(
+        &self,
+        x: &Array,
+        masks: &Masks,
+        rotations: Option<&Rotations>,
+        cache: &mut LayerCache,
+    ) -> Result<Array> {
         let mask = masks.of(None);
-        Ok(match self {
-            Self::Attention(layer) => layer.forward(x, mask, cache.attention()?)?,
-            Self::GatedAttention(layer) => layer.forward(x, mask, cache.attention()?)?,
-            Self::GatedDelta(layer) => layer.forward(x, cache.recurrent()?)?,
+        Ok(match (self, rotations) {
+            (Self::Attention(layer), _) => layer.forward(x, mask, cache.attention()?)?,
+            (Self::GatedAttention(layer), Some(rotations)) => {
+                layer.forward_rotated(x, mask, rotations, cache.attention()?)?
+            }
+            (Self::GatedAttention(layer), None) => layer.forward(x, mask, cache.attention()?)?,
+            (Self::GatedDelta(layer), _) => layer.forward(x, cache.recurrent()?)?,
         })
     }
 
@@ -212,9 +224,15 @@ struct Block {
 }
 
 impl Block {
-    fn forward(&self, stream: &mut Stream, masks: &Masks, cache: &mut LayerCache) -> Result<()> {
+    fn forward(
+        &self,
+        stream: &mut Stream,
+        masks: &Masks,
+        rotations: Option<&Rotations>,
+        cache: &mut LayerCache,
+    ) -> Result<()> {
         let normed = stream.norm(&self.input_layernorm)?;
-        stream.add(self.mixer.forward(&normed, masks, cache)?)?;
+        stream.add(self.mixer.forward(&normed, masks, rotations, cache)?)?;
         let normed = stream.norm(&self.post_attention_layernorm)?;
         stream.add(self.mlp.forward(&normed)?)
     }
@@ -250,6 +268,8 @@ pub(crate) struct Mixed {
     layers: Vec<Block>,
     norm: RmsNorm,
     lm_head: Option<Linear>,
+    rope: Rope,
+    directions: Option<Vec<usize>>,
 }
 
 impl Mixed {
@@ -295,7 +315,23 @@ impl Mixed {
             layers,
             norm: norm(&model.pp("norm"))?,
             lm_head,
+            rope,
+            directions: config.directions.clone(),
         })
+    }
+
+    /// The rotations of tokens with positions in several directions.
+    fn rotations(&self, input: Input<'_>) -> Result<Option<Rotations>> {
+        let positions = match input {
+            Input::Mixed(mixed) => mixed.positions(),
+            _ => None,
+        };
+        match (positions, &self.directions) {
+            (Some(positions), Some(directions)) => {
+                Ok(Some(self.rope.rotations(&positions.each, directions)?))
+            }
+            _ => check_plain(input).map(|()| None),
+        }
     }
 
     /// All layers in one node of the graph, where the kernels have everything that they need.
@@ -333,7 +369,8 @@ impl Model for Mixed {
 
     fn forward(&self, input: Input<'_>, cache: &mut Cache) -> Result<Array> {
         check_cache(cache, self.layers.len())?;
-        let mut masks = Masks::new(length(input)?);
+        let rotations = self.rotations(input)?;
+        let mut masks = Masks::new(input)?;
         for (layer, state) in self.layers.iter().zip(cache.layers_mut()) {
             layer.mixer.add_mask(&mut masks, state)?;
         }
@@ -342,9 +379,15 @@ impl Model for Mixed {
         }
         let mut stream = Stream::start(&self.embed_tokens, input, StreamScales::default())?;
         for (layer, state) in self.layers.iter().zip(cache.layers_mut()) {
-            layer.forward(&mut stream, &masks, state)?;
+            layer.forward(&mut stream, &masks, rotations.as_ref(), state)?;
         }
-        stream.norm(&self.norm)
+        let hidden = stream.norm(&self.norm)?;
+        if let Input::Mixed(mixed) = input
+            && let Some(positions) = mixed.positions()
+        {
+            cache.set_position(positions.next);
+        }
+        Ok(hidden)
     }
 
     fn logits(&self, hidden: &Array) -> Result<Array> {

@@ -1,8 +1,8 @@
 //! Qwen3.5 and 3.6: as Qwen3-Next, with the projections of the gated delta nets apart, dense or
 //! with experts in every layer. The language model may be a part of one that sees.
 //!
-//! For text the three positions of its rotary embedding (time, height, width) are one, so that
-//! it is the usual one over a part of each head.
+//! Its rotary embedding has three positions (time, height, width), which for text are one, so
+//! that there it is the usual one over a part of each head.
 //!
 //! Reference: mlx-lm `models/qwen3_5.py` and `models/qwen3_5_moe.py`. Whether norms are stored as
 //! `w` or `1 + w` is told by the convolutions alone, as in its versions after 0.31.3; before,
@@ -48,6 +48,24 @@ struct Config {
 #[derive(Debug, Default, Deserialize)]
 struct RotaryPart {
     partial_rotary_factor: Option<f32>,
+    mrope_section: Option<[i32; 3]>,
+}
+
+/// How many pairs turn with time, height and width where the config does not say.
+const MROPE_SECTION: [i32; 3] = [11, 11, 10];
+
+/// By which direction each of so many pairs turns: in turns by time, height and width while the
+/// two latter have pairs left, then by time.
+fn directions(pairs: i32, section: [i32; 3]) -> Vec<usize> {
+    let direction = |pair: i32| {
+        let direction = (pair % 3) as usize;
+        if direction > 0 && pair < section[direction].saturating_mul(3) {
+            direction
+        } else {
+            0
+        }
+    };
+    (0..pairs).map(direction).collect()
 }
 
 /// The base of the rotary embedding where the config has none.
@@ -100,9 +118,14 @@ fn settings(config: &ModelConfig, outer_tied: bool) -> Result<MixedConfig> {
     };
     let part = config.rope_parameters.partial_rotary_factor;
     let dims = rotated(head_dim, part.unwrap_or(ROTARY_PART));
+    let section = config
+        .rope_parameters
+        .mrope_section
+        .unwrap_or(MROPE_SECTION);
     let interval = config.full_attention_interval;
     Ok(MixedConfig {
         rope: rope.rope(dims, ROPE_THETA)?,
+        directions: Some(directions(dims / 2, section)),
         model_type: String::new(),
         vocab_size: config.vocab_size,
         rms_norm_eps: config.rms_norm_eps,

@@ -112,6 +112,7 @@ fn build(config: &ModelConfig, weights: &Weights) -> Result<Box<dyn Model>> {
     };
     let mixed = MixedConfig {
         rope: rope.rope_required(config.head_dim)?,
+        directions: None,
         model_type: config.model_type,
         vocab_size: config.vocab_size,
         rms_norm_eps: config.rms_norm_eps,

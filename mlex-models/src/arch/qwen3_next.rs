@@ -126,6 +126,7 @@ fn build(config: &ModelConfig, weights: &Weights) -> Result<Box<dyn Model>> {
     let dims = rotated(config.head_dim, config.partial_rotary_factor);
     let mixed = MixedConfig {
         rope: rope.rope_required(dims)?,
+        directions: None,
         model_type: config.model_type,
         vocab_size: config.vocab_size,
         rms_norm_eps: config.rms_norm_eps,

@@ -3,6 +3,8 @@
 //! [`Stream`] computes with arrays. [`Recording`] is its twin in steps of one sequence, one node
 //! of the graph, where the kernels have everything that a model needs.
 
+use std::ops::Range;
+
 use mlex_core::Array;
 use mlex_nn::{Cache, CacheUpdate, Embedding, KvCache, Mask, RmsNorm, Sequence, Value};
 
@@ -32,16 +34,8 @@ impl Stream {
         input: Input<'_>,
         scales: StreamScales,
     ) -> Result<Self> {
-        let x = match input {
-            Input::Tokens(tokens) => embedding.forward(tokens)?,
-            Input::Embeddings(embeddings) => embeddings.clone(),
-        };
-        let x = match scales.embedding {
-            Some(scale) => x.multiply(scale)?,
-            None => x,
-        };
         Ok(Self {
-            x,
+            x: embed(embedding, input, scales.embedding)?,
             added: None,
             scales,
         })
@@ -67,6 +61,34 @@ impl Stream {
     }
 }
 
+/// What enters the first layer: embeddings of tokens times `scale`, and features as they are.
+pub(crate) fn embed(embedding: &Embedding, input: Input<'_>, scale: Option<f32>) -> Result<Array> {
+    let embedded = match input {
+        Input::Tokens(tokens) => embedding.forward(tokens)?,
+        Input::Embeddings(embeddings) => embeddings.clone(),
+        Input::Mixed(mixed) => embedding.forward(&mixed.text_tokens()?)?,
+    };
+    let embedded = match scale {
+        Some(scale) => embedded.multiply(scale)?,
+        None => embedded,
+    };
+    match input {
+        Input::Mixed(mixed) => mixed.splice(&embedded),
+        _ => Ok(embedded),
+    }
+}
+
+/// Refuses positions in several directions and spans, for models that have no use for them.
+pub(crate) fn check_plain(input: Input<'_>) -> Result<()> {
+    match input {
+        Input::Mixed(mixed) if mixed.positions().is_some() || !mixed.spans().is_empty() => {
+            let found = "tokens with positions in several directions or of several spans";
+            Err(Error::unsupported("input", found))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// A [`Stream`] in steps of a sequence.
 pub(crate) struct Recording {
     /// Where layers record their steps.
@@ -81,7 +103,7 @@ pub(crate) struct Recording {
 }
 
 impl Recording {
-    /// As [`Stream::start`]; none where there is no kernel for it.
+    /// As [`Stream::start`]; none where there is no kernel for it, or features are spliced in.
     pub(crate) fn start(
         embedding: &Embedding,
         input: Input<'_>,
@@ -90,13 +112,14 @@ impl Recording {
         let started = match input {
             Input::Tokens(tokens) => Sequence::start_with_ids(tokens)?,
             Input::Embeddings(embeddings) => Sequence::start(embeddings)?,
+            Input::Mixed(_) => None,
         };
         let Some((mut sequence, value)) = started else {
             return Ok(None);
         };
         let (ids, embedded) = match input {
             Input::Tokens(_) => (Some(value), embedding.record(&mut sequence, value)?),
-            Input::Embeddings(_) => (None, Some(value)),
+            Input::Embeddings(_) | Input::Mixed(_) => (None, Some(value)),
         };
         let x = match (embedded, scales.embedding) {
             (Some(x), Some(scale)) => sequence.scale(x, scale),
@@ -150,20 +173,30 @@ impl Recording {
 /// One mask for all layers of a kind: they have seen the same tokens.
 pub(crate) struct Masks {
     length: i32,
+    /// Of new tokens that see each other.
+    spans: Vec<Range<i32>>,
     masks: Vec<(Option<i32>, Mask)>,
 }
 
 impl Masks {
-    /// For `length` new tokens.
-    pub(crate) fn new(length: i32) -> Self {
-        let masks = Vec::new();
-        Self { length, masks }
+    /// For the new tokens of `input`.
+    pub(crate) fn new(input: Input<'_>) -> Result<Self> {
+        let spans = match input {
+            Input::Mixed(mixed) => mixed.spans().to_vec(),
+            _ => Vec::new(),
+        };
+        Ok(Self {
+            length: length(input)?,
+            spans,
+            masks: Vec::new(),
+        })
     }
 
     /// Makes the mask of layers with this window, if there is none yet.
     pub(crate) fn add(&mut self, window: Option<i32>, cache: &KvCache) -> Result<()> {
         if !self.masks.iter().any(|(known, _)| *known == window) {
-            self.masks.push((window, cache.mask(self.length)?));
+            let mask = cache.mask_with_spans(self.length, &self.spans)?;
+            self.masks.push((window, mask));
         }
         Ok(())
     }
@@ -177,8 +210,9 @@ impl Masks {
 }
 
 /// How many new tokens there are.
-pub(crate) fn length(input: Input<'_>) -> Result<i32> {
+fn length(input: Input<'_>) -> Result<i32> {
     Ok(match input {
+        Input::Mixed(mixed) => mixed.length(),
         Input::Tokens(tokens) => tokens.dim(1)?,
         Input::Embeddings(embeddings) => embeddings.dim(1)?,
     })

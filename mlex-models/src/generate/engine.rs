@@ -11,8 +11,10 @@ use super::output::Output;
 use super::request::{Completion, Event, FinishReason, Prompt, Request, Timings, Usage};
 use super::token_stream::prefill;
 use super::{PrefillProgress, Sampler, StreamOptions, TokenStream};
+use crate::media::{Media, MediaEngine, MediaPrompt, Placeholders};
 use crate::model::Model;
-use crate::text::{ChatRequest, ChatTemplate, OutputFormat, Tokenizer, chat_messages};
+use crate::text::{ChatRequest, ChatTemplate, OutputFormat, Tokenizer, chat_messages, media_parts};
+use crate::towers::{MediaKind, refused};
 use crate::{Error, Result};
 
 /// The parts of a session that turn requests into tokens; shared with the asking threads.
@@ -24,6 +26,12 @@ pub(super) struct TextParts {
     pub(super) eos_ids: Vec<u32>,
     /// How the model marks reasoning and tool calls.
     pub(super) format: OutputFormat,
+    /// The architecture's name.
+    pub(super) model_type: String,
+    /// What it takes beside text.
+    pub(super) kinds: Vec<MediaKind>,
+    /// What stands for that in a prompt.
+    pub(super) placeholders: Option<Placeholders>,
 }
 
 impl TextParts {
@@ -54,9 +62,65 @@ impl TextParts {
         }
     }
 
-    /// The prompt of a request as tokens.
+    /// The prompt of a request as tokens, which must be text alone: how many tokens a medium
+    /// takes is known when it has been read.
     pub(super) fn prompt_tokens(&self, request: &Request) -> Result<Vec<u32>> {
+        if let Some(media) = self.media(request)?.first() {
+            let found = format!("a prompt with media ({})", media.kind);
+            return Err(Error::unsupported("counting tokens", found));
+        }
         self.encode(request, self.render(request)?)
+    }
+
+    /// The media of a request: those that it names, or what its messages hold.
+    fn media(&self, request: &Request) -> Result<Vec<Media>> {
+        let mut media = request.media.clone();
+        if let Prompt::Messages(messages) = &request.prompt {
+            if media.is_empty() {
+                let parts = media_parts(messages);
+                let inline = parts.map(|(kind, part)| Media::inline(kind, part));
+                media = inline.collect::<Result<_>>()?;
+            }
+            let kinds = |kinds: Vec<String>| match kinds.is_empty() {
+                true => "none".to_owned(),
+                false => kinds.join(", "),
+            };
+            let parts = media_parts(messages).map(|(kind, _)| kind.to_string());
+            let (parts, given) = (
+                parts.collect::<Vec<_>>(),
+                media.iter().map(|media| media.kind.to_string()).collect(),
+            );
+            if parts != given {
+                return Err(Error::field("media", kinds(parts), kinds(given)));
+            }
+        }
+        match media.iter().find(|media| !self.kinds.contains(&media.kind)) {
+            Some(media) => Err(refused(&self.model_type, media.kind)),
+            None => Ok(media),
+        }
+    }
+
+    /// The prompt of a request, its media made into features.
+    fn prompt(
+        &self,
+        request: &Request,
+        rendered: Option<String>,
+        engine: &mut MediaEngine,
+    ) -> Result<MediaPrompt> {
+        let media = self.media(request)?;
+        let Some(placeholders) = self.placeholders.as_ref().filter(|_| !media.is_empty()) else {
+            return Ok(self.encode(request, rendered)?.into());
+        };
+        let encoded = engine.encode(&media, request.media_options)?;
+        let (rendered, encoded) = match rendered {
+            Some(text) => {
+                let (text, encoded) = placeholders.expand(&text, encoded)?;
+                (Some(text), encoded)
+            }
+            None => (None, encoded),
+        };
+        let ids = self.encode(request, rendered)?;
+        MediaPrompt::new(ids, &encoded, placeholders.tokens)
     }
 
     /// The rendered prompt of a request as tokens.
@@ -98,13 +162,14 @@ impl Sink<'_> {
 /// When the request is not valid or MLX fails.
 pub(super) fn run(
     model: &dyn Model,
+    media: &mut MediaEngine,
     text: &Arc<TextParts>,
     request: &Request,
     sink: &mut Sink<'_>,
 ) -> Result<()> {
     let rendered = text.render(request)?;
-    let prompt = text.encode(request, rendered.clone())?;
-    let prompt_tokens = prompt.len();
+    let prompt = text.prompt(request, rendered.clone(), media)?;
+    let prompt_tokens = prompt.ids().len();
     if let Some(limit) = model.info().max_context
         && prompt_tokens as i64 > i64::from(limit)
     {
@@ -119,7 +184,7 @@ pub(super) fn run(
     let mut cache = model.new_cache()?;
     let choices = request.choices.max(1);
 
-    let mut listening = sink.event(Event::Prompt(prompt.clone()));
+    let mut listening = sink.event(Event::Prompt(prompt.ids().to_vec()));
     let start = Instant::now();
     if !listening {
         // Nobody waits for it any more: the prompt is not worth its time.
@@ -162,7 +227,7 @@ pub(super) fn run(
             model,
             text,
             request,
-            prompt: &prompt,
+            prompt: prompt.ids(),
             rendered: rendered.as_deref(),
             choice,
             started,

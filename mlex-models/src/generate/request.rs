@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{Dry, PrefillProgress, SamplerConfig};
+use crate::media::Media;
 use crate::text::{Answer, Part};
+use crate::towers::MediaOptions;
 
 /// What a generation continues.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,6 +30,12 @@ pub enum Prompt {
 pub struct Request {
     /// What is continued.
     pub prompt: Prompt,
+    /// The images, videos and sounds of the prompt, in its order: one for each part
+    /// `{"type": "image"}` (or `video`, `audio`) of the messages, or for each placeholder of
+    /// a raw text.
+    pub media: Vec<Media>,
+    /// How much of them the model is given.
+    pub media_options: MediaOptions,
     /// Tools that the chat template offers to the model.
     pub tools: Vec<Value>,
     /// Further variables of the chat template, such as `enable_thinking`.
@@ -62,6 +70,8 @@ impl Request {
     pub fn new(prompt: Prompt) -> Self {
         Self {
             prompt,
+            media: Vec::new(),
+            media_options: MediaOptions::default(),
             tools: Vec::new(),
             template_variables: Map::new(),
             max_tokens: 256,
@@ -81,6 +91,13 @@ impl Request {
     pub fn chat(text: impl Into<String>) -> Self {
         let message = serde_json::json!({"role": "user", "content": text.into()});
         Self::new(Prompt::Messages(vec![message]))
+    }
+
+    /// Sets the images, videos and sounds of the prompt.
+    #[must_use]
+    pub fn with_media(mut self, media: impl IntoIterator<Item = Media>) -> Self {
+        self.media = media.into_iter().collect();
+        self
     }
 
     /// Sets the most tokens that are generated.

@@ -15,8 +15,10 @@ use super::request::{Event, Request};
 use super::score::{self, Score};
 use crate::files::ModelFiles;
 use crate::load::{LoadedModel, load};
+use crate::media::{MediaEngine, Placeholders};
 use crate::model::ModelInfo;
 use crate::text::{OutputFormat, Tokenizer};
+use crate::towers::{MediaKind, media_kinds};
 use crate::{Error, ErrorKind, Result};
 
 pub use crate::load::LoadProgress;
@@ -54,6 +56,8 @@ pub struct SessionInfo {
     pub load_time: Duration,
     /// What computes.
     pub device: Device,
+    /// What it takes beside text.
+    pub media: Vec<MediaKind>,
 }
 
 enum Job {
@@ -141,17 +145,18 @@ impl Session {
         let run = move || {
             let start = Instant::now();
             match open(&path, options) {
-                Ok((model, text, device)) => {
+                Ok((model, mut media, text, device)) => {
                     let info = SessionInfo {
                         model: model.model.info().clone(),
                         file_bytes: model.file_bytes,
                         load_time: start.elapsed(),
                         device,
+                        media: text.kinds.clone(),
                     };
                     let text = Arc::new(text);
                     // Nobody waits any more when this fails; then there are no jobs either.
                     let _ = ready.send(Ok((Arc::clone(&text), info)));
-                    serve(&model, &text, &inbox);
+                    serve(&model, &mut media, &text, &inbox);
                 }
                 Err(error) => {
                     let _ = ready.send(Err(error));
@@ -243,7 +248,10 @@ fn gone() -> Error {
 }
 
 /// Loads everything, on the model's thread.
-fn open(path: &Path, options: LoadOptions) -> Result<(LoadedModel, TextParts, Device)> {
+fn open(
+    path: &Path,
+    options: LoadOptions,
+) -> Result<(LoadedModel, MediaEngine, TextParts, Device)> {
     let device = match options.device {
         Some(device) => device,
         None => Device::preferred()?,
@@ -255,11 +263,15 @@ fn open(path: &Path, options: LoadOptions) -> Result<(LoadedModel, TextParts, De
     let chat_template = files
         .chat_template()?
         .map(|template| template.with_variables(tokenizer.special_tokens()));
-    let eos_ids = files.config()?.eos_token_ids();
+    let config = files.config()?;
+    let eos_ids = config.eos_token_ids();
     let mut eos_ids = eos_ids.map_err(|error| files.locate(error))?;
     eos_ids.extend(tokenizer.eos_ids());
     eos_ids.sort_unstable();
     eos_ids.dedup();
+    let kinds = media_kinds(&files).map_err(|error| files.locate(error))?;
+    let placeholders = Placeholders::new(&config, &kinds, &tokenizer);
+    let placeholders = placeholders.map_err(|error| files.locate(error))?;
     let mut on_progress = options.on_progress;
     let model = load(&files, options.dtype, move |progress| {
         if let Some(on_progress) = &mut on_progress {
@@ -267,20 +279,31 @@ fn open(path: &Path, options: LoadOptions) -> Result<(LoadedModel, TextParts, De
         }
     })?;
     let format = OutputFormat::of(&tokenizer, chat_template.as_ref());
+    let model_type = model.model.info().model_type.clone();
+    let media = MediaEngine::new(&files, &model_type, options.dtype);
     Ok((
         model,
+        media,
         TextParts {
             format,
             tokenizer,
             chat_template,
             eos_ids,
+            model_type,
+            kinds,
+            placeholders,
         },
         device,
     ))
 }
 
 /// Does jobs until the last session is gone.
-fn serve(model: &LoadedModel, text: &Arc<TextParts>, inbox: &Receiver<Job>) {
+fn serve(
+    model: &LoadedModel,
+    media: &mut MediaEngine,
+    text: &Arc<TextParts>,
+    inbox: &Receiver<Job>,
+) {
     for job in inbox {
         match job {
             Job::Generate {
@@ -293,7 +316,7 @@ fn serve(model: &LoadedModel, text: &Arc<TextParts>, inbox: &Receiver<Job>) {
                     send: &mut send,
                     cancelled: &cancelled,
                 };
-                if let Err(error) = engine::run(&*model.model, text, &request, &mut sink) {
+                if let Err(error) = engine::run(&*model.model, media, text, &request, &mut sink) {
                     let _ = events.send(Err(error));
                 }
             }

@@ -6,6 +6,7 @@ use mlex_nn::Cache;
 use super::Sampler;
 use super::request::TokenLogprobs;
 use super::score::likeliest;
+use crate::media::MediaPrompt;
 use crate::model::{Input, Model};
 use crate::{Error, Result};
 
@@ -92,7 +93,8 @@ impl<'m> TokenStream<'m> {
         options: StreamOptions,
         on_progress: &mut dyn FnMut(PrefillProgress) -> bool,
     ) -> Result<Self> {
-        let hidden = prefill(model, cache, prompt, options.prefill_step, on_progress)?;
+        let prompt = MediaPrompt::from(prompt.to_vec());
+        let hidden = prefill(model, cache, &prompt, options.prefill_step, on_progress)?;
         let mut stream = Self::empty(model, cache, sampler, options);
         if let Some(hidden) = hidden {
             stream.start(&hidden, options.max_tokens)?;
@@ -253,16 +255,17 @@ impl Iterator for TokenStream<'_> {
 pub(super) fn prefill(
     model: &dyn Model,
     cache: &mut Cache,
-    prompt: &[u32],
+    prompt: &MediaPrompt,
     step: usize,
     on_progress: &mut dyn FnMut(PrefillProgress) -> bool,
 ) -> Result<Option<Array>> {
-    let total = prompt.len();
+    let total = prompt.ids().len();
     let mut processed = 0;
     let mut last = None;
-    for chunk in prompt.chunks(step.max(1)) {
-        let hidden = forward_ids(model, cache, chunk)?;
-        processed += chunk.len();
+    while processed < total {
+        let end = prompt.step_end(processed, step);
+        let hidden = prompt.forward(model, cache, processed..end)?;
+        processed = end;
         if processed < total {
             eval(cache.arrays())?;
             memory::clear_cache()?;
@@ -282,15 +285,6 @@ pub(super) fn prefill(
 
 /// Hidden states `[1, L, D]` of checked token ids.
 pub(super) fn forward_ids(model: &dyn Model, cache: &mut Cache, ids: &[u32]) -> Result<Array> {
-    let vocab_size = model.info().vocab_size;
-    let check = |&id: &u32| match i32::try_from(id) {
-        Ok(id) if id < vocab_size => Ok(id),
-        _ => {
-            let expected = format!("an id below {vocab_size}");
-            Err(Error::field("token", expected, id.to_string()))
-        }
-    };
-    let ids = ids.iter().map(check).collect::<Result<Vec<_>>>()?;
-    let tokens = Array::from_slice(&ids, &[1, ids.len() as i32])?;
-    model.forward(Input::Tokens(&tokens), cache)
+    let prompt = MediaPrompt::from(ids.to_vec());
+    prompt.forward(model, cache, 0..ids.len())
 }

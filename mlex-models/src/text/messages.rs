@@ -1,21 +1,23 @@
 //! Messages in the OpenAI shape, made ready for chat templates.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::files::describe;
 use crate::error::{Error, Result};
+use crate::towers::MediaKind;
 
 /// Messages as chat templates take them, from messages in the OpenAI shape:
 ///
 /// * `content` in parts, `[{"type": "text", "text": ..}]`, becomes one text, and no content an
-///   empty one;
+///   empty one; with an image, a video or a sound among them it stays in parts, of which those
+///   are `{"type": "image"}`, `video` or `audio`;
 /// * the arguments of `tool_calls`, JSON text, become the object that they stand for;
 /// * everything else stays, such as `reasoning_content`, `name` and `tool_call_id`.
 ///
 /// That is what mlx-lm's server does (`process_message_content`).
 ///
 /// # Errors
-/// When a message is not of that shape, or has a part that is no text; the error names it.
+/// When a message is not of that shape, or has a part of another type; the error names it.
 pub fn chat_messages(messages: &[Value]) -> Result<Vec<Value>> {
     let prepare = |(index, message): (usize, &Value)| {
         let at = format!("messages[{index}]");
@@ -27,7 +29,7 @@ pub fn chat_messages(messages: &[Value]) -> Result<Vec<Value>> {
             return Err(wrong(&at, "role", "a text", fields.get("role")));
         }
         let content = content(&at, fields.get("content"))?;
-        fields.insert("content".into(), content.into());
+        fields.insert("content".into(), content);
         if let Some(Value::Array(calls)) = fields.get_mut("tool_calls") {
             for (index, call) in calls.iter_mut().enumerate() {
                 tool_call(&format!("{at}.tool_calls[{index}]"), call)?;
@@ -38,27 +40,61 @@ pub fn chat_messages(messages: &[Value]) -> Result<Vec<Value>> {
     messages.iter().enumerate().map(prepare).collect()
 }
 
-/// The content of a message as one text.
-fn content(at: &str, content: Option<&Value>) -> Result<String> {
-    match content {
-        None | Some(Value::Null) => Ok(String::new()),
-        Some(Value::String(text)) => Ok(text.clone()),
-        Some(Value::Array(parts)) => {
-            let mut all = String::new();
-            for (index, part) in parts.iter().enumerate() {
-                let at = format!("{at}.content[{index}]");
-                if part["type"] != "text" {
-                    return Err(wrong(&at, "type", "\"text\"", part.get("type")));
-                }
-                match part.get("text") {
-                    Some(Value::String(text)) => all.push_str(text),
-                    other => return Err(wrong(&at, "text", "a text", other)),
-                }
-            }
-            Ok(all)
+/// The content of a message as one text, or in parts where some are media.
+fn content(at: &str, content: Option<&Value>) -> Result<Value> {
+    let parts = match content {
+        None | Some(Value::Null) => return Ok("".into()),
+        Some(Value::String(text)) => return Ok(text.as_str().into()),
+        Some(Value::Array(parts)) => parts,
+        other => return Err(wrong(at, "content", "a text or a list of parts", other)),
+    };
+    let mut all = String::new();
+    let mut prepared: Vec<Value> = Vec::with_capacity(parts.len());
+    let mut has_media = false;
+    for (index, part) in parts.iter().enumerate() {
+        let at = format!("{at}.content[{index}]");
+        if let Some(kind) = media_kind(part) {
+            has_media = true;
+            prepared.push(json!({ "type": kind.to_string() }));
+            continue;
         }
-        other => Err(wrong(at, "content", "a text or a list of parts", other)),
+        if part["type"] != "text" {
+            let expected = "text, image, video or audio";
+            return Err(wrong(&at, "type", expected, part.get("type")));
+        }
+        match part.get("text") {
+            Some(Value::String(text)) => {
+                all.push_str(text);
+                prepared.push(json!({"type": "text", "text": text}));
+            }
+            other => return Err(wrong(&at, "text", "a text", other)),
+        }
     }
+    Ok(if has_media {
+        prepared.into()
+    } else {
+        all.into()
+    })
+}
+
+/// Of which kind a part of a message is; none for text and what is not known.
+fn media_kind(part: &Value) -> Option<MediaKind> {
+    match part.get("type")?.as_str()? {
+        "image" | "image_url" | "input_image" => Some(MediaKind::Image),
+        "video" | "video_url" | "input_video" => Some(MediaKind::Video),
+        "audio" | "audio_url" | "input_audio" => Some(MediaKind::Audio),
+        _ => None,
+    }
+}
+
+/// The parts of messages that are media, with their kinds, in order.
+pub fn media_parts(messages: &[Value]) -> impl Iterator<Item = (MediaKind, &Value)> {
+    let parts = messages
+        .iter()
+        .filter_map(|message| message.get("content")?.as_array());
+    parts
+        .flatten()
+        .filter_map(|part| Some((media_kind(part)?, part)))
 }
 
 fn tool_call(at: &str, call: &mut Value) -> Result<()> {
@@ -96,7 +132,6 @@ fn wrong(at: &str, field: &str, expected: &str, found: Option<&Value>) -> Error 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn the_openai_shape_becomes_that_of_templates() {
@@ -111,6 +146,10 @@ mod tests {
                 {"id": "3", "type": "function", "function": {"name": "h", "arguments": ""}},
             ]}),
             json!({"role": "tool", "tool_call_id": "1", "content": "3"}),
+            json!({"role": "user", "content": [
+                {"type": "image_url", "image_url": {"url": "data:"}}, {"type": "text", "text": "t"},
+                {"type": "input_audio", "input_audio": {}}, {"type": "video"},
+            ]}),
         ];
         let expected = [
             json!({"role": "system", "content": "s"}),
@@ -121,6 +160,10 @@ mod tests {
                 {"id": "3", "type": "function", "function": {"name": "h", "arguments": {}}},
             ]}),
             json!({"role": "tool", "tool_call_id": "1", "content": "3"}),
+            json!({"role": "user", "content": [
+                {"type": "image"}, {"type": "text", "text": "t"}, {"type": "audio"},
+                {"type": "video"},
+            ]}),
         ];
         assert_eq!(chat_messages(&messages).unwrap(), expected);
     }
@@ -138,8 +181,8 @@ mod tests {
             "messages[0].content: expected a text or a list of parts, found 1"
         );
         assert_eq!(
-            error(json!({"role": "user", "content": [{"type": "image_url"}]})),
-            "messages[0].content[0].type: expected \"text\", found \"image_url\""
+            error(json!({"role": "user", "content": [{"type": "file"}]})),
+            "messages[0].content[0].type: expected text, image, video or audio, found \"file\""
         );
         assert_eq!(
             error(json!({"role": "assistant", "tool_calls": [{"function": {"arguments": "[1]"}}]})),

@@ -23,7 +23,7 @@ mod vocab_check;
 
 pub use detokenizer::StreamingDetokenizer;
 pub use gguf_vocab::GgufVocab;
-pub use messages::chat_messages;
+pub use messages::{chat_messages, media_parts};
 pub use output::{Answer, OutputFormat, OutputParser, Part, ToolCall, ToolFormat};
 pub use stop::{StopOutcome, StopSequences};
 pub use template::{ChatRequest, ChatTemplate, LocalTime};

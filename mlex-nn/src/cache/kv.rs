@@ -1,5 +1,6 @@
 //! Keys and values of one attention layer.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use mlex_core::{Array, Dtype, HostConstant};
@@ -25,6 +26,10 @@ pub struct KvCache {
     window: Option<i32>,
     /// Tokens of padding at the start of each row; empty for none.
     left_padding: Arc<[i32]>,
+    /// How far the position of a token is beyond the number of tokens before it.
+    shift: i32,
+    /// How many of the tokens seen have positions that do not count up, or come before such.
+    fixed: i32,
 }
 
 #[derive(Clone, Debug)]
@@ -86,11 +91,19 @@ impl KvCache {
 
     /// The position of the next token.
     pub fn offset(&self) -> Offset {
+        let position = self.seen + self.shift;
         if self.left_padding.is_empty() {
-            return Offset::Same(self.seen);
+            return Offset::Same(position);
         }
         let rows = self.left_padding.iter();
-        Offset::PerRow(rows.map(|padding| self.seen - padding).collect())
+        Offset::PerRow(rows.map(|padding| position - padding).collect())
+    }
+
+    /// Sets the position of the next token, after tokens whose positions did not count up, such
+    /// as those of an image. They cannot be forgotten any more.
+    pub fn set_position(&mut self, position: i32) {
+        self.shift = position - self.seen;
+        self.fixed = self.seen;
     }
 
     /// How many positions the buffers hold.
@@ -115,9 +128,18 @@ impl KvCache {
     /// # Errors
     /// When MLX is out of memory.
     pub fn mask(&self, new: i32) -> Result<Mask> {
+        self.mask_with_spans(new, &[])
+    }
+
+    /// As [`mask`](Self::mask), where the new tokens of a span, counted from the first new one,
+    /// all see each other, as those of an image do.
+    ///
+    /// # Errors
+    /// When MLX is out of memory.
+    pub fn mask_with_spans(&self, new: i32, spans: &[Range<i32>]) -> Result<Mask> {
         let keys = self.keys_after(new);
         let window = self.window.filter(|&window| keys > window);
-        if window.is_none() && self.left_padding.is_empty() {
+        if window.is_none() && self.left_padding.is_empty() && spans.is_empty() {
             return Ok(if new == 1 { Mask::None } else { Mask::Causal });
         }
         let after = self.seen + new;
@@ -132,6 +154,22 @@ impl KvCache {
             let rows = self.left_padding.len() as i32;
             let padding = Array::from_slice(&self.left_padding, &[rows, 1, 1, 1])?;
             mask = mask.logical_and(&padding.less_equal(&keys)?)?;
+        }
+        if !spans.is_empty() {
+            // Which span a position is in; those of no span are told apart on the two sides.
+            let numbers = |outside: i32, before: i32| {
+                let mut numbers = vec![outside; (before + new) as usize];
+                for (number, span) in spans.iter().enumerate() {
+                    for position in span.start.max(0)..span.end.min(new) {
+                        numbers[(before + position) as usize] = number as i32;
+                    }
+                }
+                let length = numbers.len() as i32;
+                Array::from_slice(&numbers, &[length])
+            };
+            let queries = numbers(-1, 0)?.expand_dims(1)?;
+            let keys = numbers(-2, self.keys_after(new) - new)?.expand_dims(0)?;
+            mask = mask.logical_or(&queries.equal(&keys)?)?;
         }
         Ok(Mask::Array(mask))
     }
@@ -308,7 +346,7 @@ impl KvCache {
         let used = self.used();
         let complete = used == self.seen;
         let enough = self.window.is_some_and(|window| used - count >= window - 1);
-        (0..=self.seen).contains(&count) && (complete || enough)
+        (0..=self.seen - self.fixed).contains(&count) && (complete || enough)
     }
 
     /// Forgets the last `count` tokens.

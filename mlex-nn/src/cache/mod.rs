@@ -193,6 +193,24 @@ impl Cache {
         Ok(())
     }
 
+    /// The position of the next token, in the first row of a batch.
+    pub fn position(&self) -> i32 {
+        let attention = self.layers.iter().find_map(|layer| match layer {
+            LayerCache::Attention(cache) => cache.offset().positions().first().copied(),
+            LayerCache::Recurrent(_) => None,
+        });
+        attention.unwrap_or_else(|| self.len())
+    }
+
+    /// Sets the position of the next token, after tokens whose positions did not count up.
+    pub fn set_position(&mut self, position: i32) {
+        for layer in &mut self.layers {
+            if let LayerCache::Attention(cache) = layer {
+                cache.set_position(position);
+            }
+        }
+    }
+
     /// Whether the last `count` tokens can be forgotten. Recurrent layers cannot forget some of
     /// what they have seen: keep a clone of the cache to go back to.
     pub fn can_trim(&self, count: i32) -> bool {

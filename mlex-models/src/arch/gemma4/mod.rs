@@ -20,7 +20,7 @@ use self::attention::{KeysValues, Source};
 use self::config::{PerLayerConfig, TextConfig};
 use self::layer::{Layer, RecordedStream, Stream};
 use super::language;
-use super::stream::{Masks, Recording, StreamScales, check_cache, length};
+use super::stream::{Masks, Recording, StreamScales, check_cache, embed};
 use crate::config::ModelConfig;
 use crate::model::{Input, Model, ModelInfo};
 use crate::registry::Entry;
@@ -142,7 +142,7 @@ impl Gemma4 {
     /// Factor of the embeddings of tokens; others are taken as they enter the first layer.
     fn embedding_scale(&self, input: Input<'_>) -> Option<f32> {
         match input {
-            Input::Tokens(_) => Some((self.config.hidden_size as f32).sqrt()),
+            Input::Tokens(_) | Input::Mixed(_) => Some((self.config.hidden_size as f32).sqrt()),
             Input::Embeddings(_) => None,
         }
     }
@@ -239,7 +239,13 @@ impl Model for Gemma4 {
             return Err(Error::unsupported("input", found));
         }
         let mut offset = Offset::Same(0);
-        let mut masks = Masks::new(length(input)?);
+        if let Input::Mixed(mixed) = input
+            && mixed.positions().is_some()
+        {
+            let found = "tokens with positions in several directions";
+            return Err(Error::unsupported("input", found));
+        }
+        let mut masks = Masks::new(input)?;
         for (layer, state) in self.config.layers.iter().zip(cache.layers_mut()) {
             let state = state.attention()?;
             offset = state.offset();
@@ -248,15 +254,11 @@ impl Model for Gemma4 {
         if let Some(hidden) = self.forward_recorded(input, &masks, &offset, cache)? {
             return Ok(hidden);
         }
-        let mut h = match input {
-            Input::Tokens(tokens) => self.embed_tokens.forward(tokens)?,
-            Input::Embeddings(embeddings) => embeddings.clone(),
-        };
-        if let Some(scale) = self.embedding_scale(input) {
-            h = h.multiply(scale)?;
-        }
+        let h = embed(&self.embed_tokens, input, self.embedding_scale(input))?;
         let embeddings = match (&self.per_layer, input) {
             (Some(table), Input::Tokens(tokens)) => Some(table.forward(tokens, &h)?),
+            // Features have the table's row of token 0, as in the reference.
+            (Some(table), Input::Mixed(mixed)) => Some(table.forward(&mixed.text_tokens()?, &h)?),
             _ => None,
         };
         let mut seen: Vec<KeysValues> = Vec::with_capacity(owners);

@@ -1,0 +1,89 @@
+//! Layers that several towers have.
+
+use mlex_core::Array;
+use mlex_nn::{Linear, Weights};
+
+use crate::Result;
+
+/// A linear layer whose input and output are clipped to what the checkpoint says.
+///
+/// Reference: mlx-vlm `models/gemma4/vision.py`, `ClippableLinear`.
+#[derive(Debug)]
+pub(super) struct ClippedLinear {
+    linear: Linear,
+    input: Bounds,
+    output: Bounds,
+}
+
+/// The least and the largest number, where there are some.
+type Bounds = Option<(Array, Array)>;
+
+impl ClippedLinear {
+    /// Takes `linear.weight` `[output, input]`, and with `clipped` the bounds where there are
+    /// some, from `weights`.
+    pub(super) fn load(weights: &Weights, input: i32, output: i32, clipped: bool) -> Result<Self> {
+        let bounds = |least: &str, largest: &str| -> Result<Bounds> {
+            if !clipped || !weights.contains(least) || !weights.contains(largest) {
+                return Ok(None);
+            }
+            Ok(Some((scalar(weights, least)?, scalar(weights, largest)?)))
+        };
+        Ok(Self {
+            input: bounds("input_min", "input_max")?,
+            output: bounds("output_min", "output_max")?,
+            linear: Linear::load(&weights.pp("linear"), input, output, false)?,
+        })
+    }
+
+    /// `[.., input]` to `[.., output]`.
+    pub(super) fn forward(&self, x: &Array) -> Result<Array> {
+        let y = match &self.input {
+            Some(bounds) => self.linear.forward(&clip(x, bounds)?)?,
+            None => self.linear.forward(x)?,
+        };
+        match &self.output {
+            Some(bounds) => clip(&y, bounds),
+            None => Ok(y),
+        }
+    }
+}
+
+/// A number, stored without dimensions or with one.
+fn scalar(weights: &Weights, name: &str) -> Result<Array> {
+    let shape: &[i32] = match weights.shape(name) {
+        Some(shape) if shape == [1] => &[1],
+        _ => &[],
+    };
+    Ok(weights.get_float(name, shape)?)
+}
+
+fn clip(x: &Array, (least, largest): &(Array, Array)) -> Result<Array> {
+    let (least, largest) = (least.as_type(x.dtype())?, largest.as_type(x.dtype())?);
+    Ok(x.clip(&least, &largest)?)
+}
+
+/// What brings the output of a tower into the language model: a norm without weights and a
+/// projection.
+///
+/// Reference: mlx-vlm `models/gemma4/gemma4.py`, `MultimodalEmbedder`.
+#[derive(Debug)]
+pub(super) struct Projector {
+    projection: Linear,
+    eps: f32,
+}
+
+impl Projector {
+    /// Takes `embedding_projection.weight` `[output, input]` from `weights`.
+    pub(super) fn load(weights: &Weights, input: i32, output: i32, eps: f32) -> Result<Self> {
+        let projection = weights.pp("embedding_projection");
+        Ok(Self {
+            projection: Linear::load(&projection, input, output, false)?,
+            eps,
+        })
+    }
+
+    /// `[.., input]` to `[.., output]`.
+    pub(super) fn forward(&self, x: &Array) -> Result<Array> {
+        Ok(self.projection.forward(&x.rms_norm(None, self.eps)?)?)
+    }
+}

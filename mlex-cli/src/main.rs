@@ -10,6 +10,7 @@ mod generate;
 mod hub;
 mod inspect;
 mod interrupt;
+mod media;
 mod output;
 mod progress;
 mod pull;

@@ -4,6 +4,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
+use mlex_models::media::Media;
+use mlex_models::towers::MediaKind;
 use serde_json::json;
 
 use super::Chat;
@@ -12,6 +14,7 @@ use crate::output::note;
 
 const HELP: &str = "\
 /system [TEXT]        show or set the system message; `/system -` takes it away
+/image FILE           show an image with what you say next; /video and /audio likewise
 /reset                forget the conversation
 /save FILE            write the conversation as JSON
 /load FILE            go on with a conversation from a file
@@ -29,6 +32,7 @@ pub(super) enum Command {
     Help,
     System(Option<String>),
     Reset,
+    Media(MediaKind, PathBuf),
     Save(PathBuf),
     Load(PathBuf),
     Think(Think),
@@ -67,6 +71,9 @@ impl Command {
             "help" | "?" => Self::Help,
             "system" => Self::System((!rest.is_empty()).then(|| rest.to_owned())),
             "reset" => Self::Reset,
+            "image" => Self::Media(MediaKind::Image, file()?),
+            "video" => Self::Media(MediaKind::Video, file()?),
+            "audio" => Self::Media(MediaKind::Audio, file()?),
             "save" => Self::Save(file()?),
             "load" => Self::Load(file()?),
             "think" => Self::Think(Think::parse(rest)?),
@@ -112,8 +119,10 @@ impl Chat<'_> {
             Command::System(Some(text)) => self.system = Some(text).filter(|text| text != "-"),
             Command::Reset => {
                 self.messages.clear();
+                self.shown.clear();
                 self.calls = 0;
             }
+            Command::Media(kind, path) => self.show(kind, path)?,
             Command::Save(path) => {
                 let tools = &self.settings.request.tools;
                 let chat = json!({"messages": self.transcript(), "tools": tools});
@@ -132,6 +141,17 @@ impl Chat<'_> {
         Ok(())
     }
 
+    /// Keeps a file for what is said next.
+    fn show(&mut self, kind: MediaKind, path: PathBuf) -> Result<()> {
+        let info = self.session.info();
+        if !info.media.contains(&kind) {
+            bail!("{}: input: {kind} is not supported", info.model.model_type);
+        }
+        fs::metadata(&path).context(path.display().to_string())?;
+        self.shown.push(Media::open(kind, path));
+        Ok(())
+    }
+
     fn load(&mut self, path: &std::path::Path) -> Result<()> {
         let Conversation {
             mut messages,
@@ -147,6 +167,7 @@ impl Chat<'_> {
         }
         note(&format!("{} messages", messages.len()));
         self.messages = messages;
+        self.shown.clear();
         self.settings.request.tools = tools;
         Ok(())
     }
@@ -171,6 +192,10 @@ mod tests {
             Command::Save("a b.json".into())
         );
         assert_eq!(
+            parse("/image a b.png").unwrap(),
+            Command::Media(MediaKind::Image, "a b.png".into())
+        );
+        assert_eq!(
             parse("/think 12").unwrap(),
             Command::Think(Think::Budget(Some(12)))
         );
@@ -183,6 +208,7 @@ mod tests {
         );
         for (line, expected) in [
             ("/load", "/load: expected a file"),
+            ("/audio", "/audio: expected a file"),
             ("/x", "/x: no such command; /help lists them"),
             (
                 "/params temp",

@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use mlex_models::ModelFiles;
 use mlex_models::generate::{Event, FinishReason, Prompt, Request, Session};
+use mlex_models::media::Media;
 use mlex_models::text::Answer;
 use serde_json::{Value, json};
 
@@ -17,6 +18,7 @@ use crate::args::{ModelArgs, SamplerArgs, key_json};
 use crate::failure::{self, Hinted};
 use crate::generate::load;
 use crate::interrupt::Interrupts;
+use crate::media::{content, named_in};
 use crate::output::{StdoutClosed, note};
 use crate::progress::PrefillBar;
 use crate::show::Show;
@@ -78,6 +80,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         },
         system: args.system.clone(),
         messages: Vec::new(),
+        shown: Vec::new(),
         calls: 0,
     };
     let mut input = Input::new()?;
@@ -107,6 +110,8 @@ struct Chat<'a> {
     system: Option<String>,
     /// All but the system message.
     messages: Vec<Value>,
+    /// Media that the next message will have.
+    shown: Vec<Media>,
     /// Tool calls so far, which are numbered.
     calls: usize,
 }
@@ -124,9 +129,12 @@ impl Chat<'_> {
     /// # Errors
     /// When stdout is closed.
     fn say(&mut self, text: &str) -> Result<()> {
-        self.messages.push(json!({"role": "user", "content": text}));
+        let content = content(&self.shown, text);
+        self.messages
+            .push(json!({"role": "user", "content": content}));
         match self.answer() {
             Ok(message) => {
+                self.shown.clear();
                 self.messages.push(message);
                 Ok(())
             }
@@ -144,7 +152,9 @@ impl Chat<'_> {
     /// The model's next message, printed as it comes.
     fn answer(&mut self) -> Result<Value> {
         let mut request = self.settings.request.clone();
-        request.prompt = Prompt::Messages(self.transcript());
+        let messages = self.transcript();
+        request.media = named_in(&messages);
+        request.prompt = Prompt::Messages(messages);
         let events = self.session.generate(request);
         let handle = events.cancel_handle();
         self.interrupts.set(Some(handle.clone()));

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use crate::args::{TokenIds, key_json};
 use crate::failure::{self, Hinted};
+use crate::media::{MediaArgs, content, named_in};
 use crate::output::note;
 
 const STDIN: &str = "-";
@@ -37,6 +38,8 @@ pub(crate) struct PromptArgs {
     /// Set a variable of the chat template, such as enable_thinking=false (repeatable)
     #[arg(long, value_name = "KEY=JSON", value_parser = key_json)]
     template_arg: Vec<(String, Value)>,
+    #[command(flatten)]
+    media: MediaArgs,
 }
 
 /// A prompt that has been read.
@@ -45,6 +48,7 @@ pub(crate) struct Input {
     kind: Kind,
     system: Option<String>,
     variables: Vec<(String, Value)>,
+    media: MediaArgs,
 }
 
 #[derive(Debug)]
@@ -77,6 +81,7 @@ impl PromptArgs {
             kind,
             system,
             variables,
+            media: self.media.clone(),
         })
     }
 
@@ -118,6 +123,7 @@ impl Input {
             kind,
             system,
             variables,
+            media,
         } = self;
         let has_system = system.is_some();
         let mut request = match kind {
@@ -132,7 +138,8 @@ impl Input {
                 return Err(Hinted::new(error, "give the whole prompt with --raw --prompt").into());
             }
             Kind::Text(text) => {
-                let user = json!({"role": "user", "content": text});
+                let content = content(&media.media, &text);
+                let user = json!({"role": "user", "content": content});
                 Request::new(Prompt::Messages(with_system(system, vec![user])?))
             }
             Kind::Conversation(Conversation { messages, tools }) => {
@@ -142,6 +149,11 @@ impl Input {
             }
         };
         request.template_variables = variables.into_iter().collect();
+        media.set_options(&mut request);
+        request.media = match &request.prompt {
+            Prompt::Messages(messages) if media.media.is_empty() => named_in(messages),
+            _ => media.media,
+        };
         Ok(request)
     }
 }

@@ -30,6 +30,7 @@ from mlx_lm.models.cache import ArraysCache, BatchKVCache, BatchRotatingKVCache,
 from mlx_lm.utils import _get_classes, load_model, quantize_model
 
 import checkpoints_gemma4
+import checkpoints_nemotron_h
 import qwen_checkpoints
 from goldens import ROOT, save_tensors
 from quantized_checkpoints import (
@@ -218,6 +219,7 @@ CHECKPOINTS = {
     "qwen3-f32": ({**MAIN, **QWEN3}, {}),
     "qwen3-bf16": ({**MAIN, **QWEN3}, dict(dtype=mx.bfloat16)),
     "qwen3-tied-4bit": ({**WIDE, **QWEN3, "tie_word_embeddings": True}, dict(quantize=dict(group_size=32, bits=4))),
+    **checkpoints_nemotron_h.CHECKPOINTS,
     **qwen_checkpoints.CHECKPOINTS,
     **checkpoints_gemma4.CHECKPOINTS,
     **quantized_checkpoints(MAIN, LLAMA, QWEN3),

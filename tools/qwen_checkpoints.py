@@ -137,7 +137,8 @@ def published(weights, config):
 def smallest_route_gap(model, prompts):
     """How far the router's logits of the last expert chosen and the first one not are apart, at least."""
     gaps = [float("inf")]
-    routers = [(layer.mlp, layer.mlp.gate) for layer in model.layers if hasattr(layer.mlp, "switch_mlp")]
+    blocks = [layer.mlp for layer in model.layers if hasattr(layer, "mlp")]
+    routers = [(block, block.gate) for block in blocks if hasattr(block, "switch_mlp")]
 
     def observed(block, gate):
         def route(x):

@@ -6,7 +6,7 @@
 //! * [`project`] and [`project_gated`]: several of them for the same activations.
 //! * [`take_rows`] and [`argmax`]: where a token becomes an embedding, and logits a token.
 //! * [`rms_norm`], [`add_rms_norm`], [`layer_norm`], [`rope`], [`gated`], [`softcap`].
-//! * [`add`], [`add_gated`], [`scale`], [`take_columns`]: what models do in between.
+//! * [`add`], [`add_gated`], [`scale`], [`relu2`], [`take_columns`]: what models do in between.
 //! * [`gated_delta`]: a linear-attention layer between its projections.
 //! * [`Routes`]: which rows go to which expert of a mixture.
 //! * [`quantize`]: weights into every layout that MLX writes.
@@ -45,10 +45,10 @@ pub use matmul::{
     Linear, Mode, Precision, Projection, QuantizedWeight, Scales, expect_projections,
     gather_quantized_matmul, linear, project, project_gated, quantized_matmul,
 };
-pub use moe::Routes;
+pub use moe::{ExpertGroups, Routes};
 pub use norm::{add_rms_norm, layer_norm, rms_norm};
 pub use quantize::{ScalesMut, quantize};
-pub use residual::{add, add_gated, scale, take_columns};
+pub use residual::{add, add_gated, relu2, scale, take_columns};
 pub use rope::{Frequencies, RopeOptions, rope};
 pub use simd::Level;
 pub use softcap::softcap;

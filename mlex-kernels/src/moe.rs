@@ -18,6 +18,64 @@ pub struct Routes {
     weights: Vec<f32>,
 }
 
+/// Which experts [`Routes::grouped`] looks at.
+#[derive(Debug, Clone, Copy)]
+pub struct ExpertGroups<'a> {
+    /// How many groups of neighbours there are.
+    pub count: usize,
+    /// How many of them are looked at for a token.
+    pub active: usize,
+    /// What the weights are multiplied by.
+    pub scale: f32,
+    /// What has a say in the choice of each expert and none in its weight.
+    pub correction: Floats<'a>,
+}
+
+/// How many tokens these logits are of.
+fn tokens(logits: &Floats<'_>, experts: usize, per_token: usize) -> Result<usize> {
+    const WHAT: &str = "routes: logits";
+    check(
+        (1..=experts).contains(&per_token),
+        "routes: per_token",
+        "at least one expert and no more than there are",
+        per_token,
+    )?;
+    let whole = logits.len().is_multiple_of(experts);
+    check(whole, WHAT, "whole rows", logits.len())?;
+    let few = u32::try_from(logits.len()).is_ok();
+    check(few, WHAT, "fewer than 2^32", logits.len())?;
+    Ok(logits.len() / experts)
+}
+
+/// The places of the `count` largest values, the largest first; `order` starts with them.
+fn largest<'a>(order: &'a mut Vec<u32>, values: &[f32], count: usize) -> &'a [u32] {
+    order.clear();
+    order.extend(0..values.len() as u32);
+    let value = |place: u32| values[place as usize];
+    let by_value = |a: &u32, b: &u32| value(*b).total_cmp(&value(*a)).then(a.cmp(b));
+    if count < order.len() {
+        order.select_nth_unstable_by(count - 1, by_value);
+    }
+    let best = &mut order[..count];
+    best.sort_unstable_by(by_value);
+    best
+}
+
+/// The sum of the two largest.
+fn two_largest(values: &[f32]) -> f32 {
+    let (first, second) = values.iter().fold(
+        (f32::NEG_INFINITY, f32::NEG_INFINITY),
+        |(first, second), &value| {
+            if value > first {
+                (value, first)
+            } else {
+                (first, second.max(value))
+            }
+        },
+    );
+    first + second
+}
+
 impl Routes {
     /// The `per_token` most probable experts of each token by softmax over its `experts`
     /// logits. Their probabilities are the weights, divided by their sum when `normalize`.
@@ -30,36 +88,14 @@ impl Routes {
         per_token: usize,
         normalize: bool,
     ) -> Result<Self> {
-        const WHAT: &str = "routes: logits";
-        check(
-            (1..=experts).contains(&per_token),
-            "routes: per_token",
-            "at least one expert and no more than there are",
-            per_token,
-        )?;
-        let whole = logits.len().is_multiple_of(experts);
-        check(whole, WHAT, "whole rows", logits.len())?;
-        check(
-            u32::try_from(logits.len()).is_ok(),
-            WHAT,
-            "fewer than 2^32",
-            logits.len(),
-        )?;
-        let count = logits.len() / experts;
+        let count = tokens(&logits, experts, per_token)?;
         let all = logits.widened();
         let mut chosen = Vec::with_capacity(count * per_token);
         let mut weights = Vec::with_capacity(count * per_token);
         let mut order: Vec<u32> = Vec::with_capacity(experts);
         for logits in all.chunks_exact(experts) {
-            order.clear();
-            order.extend(0..experts as u32);
+            let best = largest(&mut order, logits, per_token);
             let logit = |expert: u32| logits[expert as usize];
-            let by_logit = |a: &u32, b: &u32| logit(*b).total_cmp(&logit(*a)).then(a.cmp(b));
-            if per_token < experts {
-                order.select_nth_unstable_by(per_token - 1, by_logit);
-            }
-            let best = &mut order[..per_token];
-            best.sort_unstable_by(by_logit);
             let largest = logit(best[0]);
             let exp = |expert: u32| (logit(expert) - largest).exp();
             let total: f32 = if normalize {
@@ -70,9 +106,81 @@ impl Routes {
             chosen.extend_from_slice(best);
             weights.extend(best.iter().map(|&expert| exp(expert) / total));
         }
+        Ok(Self::sorted(&chosen, weights, experts, per_token))
+    }
+
+    /// The `per_token` experts of each token with the largest sum of the logit's sigmoid and the
+    /// expert's correction, out of the groups that count most ("DeepSeek-V3 Technical Report"): a
+    /// group counts by its two best experts, and those of the other groups count as 0. The weights
+    /// are the sigmoids, without the correction, times `groups.scale`; divided by their sum before
+    /// that when `normalize` and there is more than one.
+    ///
+    /// # Errors
+    /// As [`top`](Self::top), or when the groups do not divide the experts, have fewer than two of
+    /// them, there are none to look at, or there is not a correction for each expert.
+    pub fn grouped(
+        logits: Floats<'_>,
+        experts: usize,
+        per_token: usize,
+        normalize: bool,
+        groups: &ExpertGroups<'_>,
+    ) -> Result<Self> {
+        let count = tokens(&logits, experts, per_token)?;
+        let &ExpertGroups {
+            count: group_count,
+            active,
+            scale,
+            correction,
+        } = groups;
+        check_len("routes: correction", experts, correction.len())?;
+        check(
+            (1..=group_count).contains(&active),
+            "routes: active groups",
+            "at least one group and no more than there are",
+            active,
+        )?;
+        let fits = experts.is_multiple_of(group_count)
+            && (active == group_count || experts / group_count >= 2);
+        let expected = "a divisor of the experts, with two of them in a group";
+        check(fits, "routes: groups", expected, group_count)?;
+        let size = experts / group_count;
+        let correction = correction.widened();
+        let mut chosen = Vec::with_capacity(count * per_token);
+        let mut weights = Vec::with_capacity(count * per_token);
+        let (mut order, mut group_order) = (Vec::new(), Vec::new());
+        let (mut scores, mut ranked) = (vec![0.0f32; experts], vec![0.0f32; experts]);
+        for logits in logits.widened().chunks_exact(experts) {
+            for (score, logit) in scores.iter_mut().zip(logits) {
+                *score = 1.0 / (1.0 + (-logit).exp());
+            }
+            for ((ranked, score), correction) in ranked.iter_mut().zip(&scores).zip(&*correction) {
+                *ranked = score + correction;
+            }
+            if active < group_count {
+                let standing: Vec<f32> = ranked.chunks_exact(size).map(two_largest).collect();
+                largest(&mut group_order, &standing, active);
+                for &group in &group_order[active..] {
+                    ranked[group as usize * size..][..size].fill(0.0);
+                }
+            }
+            let best = largest(&mut order, &ranked, per_token);
+            let score = |&expert: &u32| scores[expert as usize];
+            let total: f32 = if normalize && per_token > 1 {
+                best.iter().map(score).sum::<f32>() + 1e-20
+            } else {
+                1.0
+            };
+            weights.extend(best.iter().map(|expert| score(expert) / total * scale));
+            chosen.extend_from_slice(best);
+        }
+        Ok(Self::sorted(&chosen, weights, experts, per_token))
+    }
+
+    /// The routes of choices below `experts`.
+    fn sorted(chosen: &[u32], weights: Vec<f32>, experts: usize, per_token: usize) -> Self {
         // Counting sort by expert; stable, so that tokens ascend within an expert.
         let mut starts = vec![0u32; experts + 1];
-        for &expert in &chosen {
+        for &expert in chosen {
             starts[expert as usize + 1] += 1;
         }
         for expert in 0..experts {
@@ -89,13 +197,13 @@ impl Routes {
             tokens[row] = (choice / per_token) as u32;
             rows[choice] = row as u32;
         }
-        Ok(Self {
+        Self {
             per_token,
             experts: sorted,
             tokens,
             rows,
             weights,
-        })
+        }
     }
 
     /// The expert of each row; ascending.
@@ -108,7 +216,7 @@ impl Routes {
         &self.tokens
     }
 
-    /// The row of each token's choices, the most probable first: `[tokens, per_token]`.
+    /// The row of each token's choices, the best first: `[tokens, per_token]`.
     pub fn rows(&self) -> &[u32] {
         &self.rows
     }

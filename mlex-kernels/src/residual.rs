@@ -46,6 +46,21 @@ pub fn add<T: Element>(out: &mut [T], x: &[T], y: &[T], factor: f32) -> Result<(
     Ok(())
 }
 
+/// `out = max(x, 0)^2`, rounded to the element type once.
+///
+/// # Errors
+/// When the slices differ in length.
+pub fn relu2<T: Element>(out: &mut [T], x: &[T]) -> Result<()> {
+    check_len("relu2: x", out.len(), x.len())?;
+    parallel_chunks(out, TASK, |first, out| {
+        for (out, x) in out.iter_mut().zip(&x[first..]) {
+            let positive = x.to_f32().max(0.0);
+            *out = T::from_f32(positive * positive);
+        }
+    });
+    Ok(())
+}
+
 /// `out = x + sigmoid(gate) * y` for rows of `size` elements with one gate each. The gate's
 /// sigmoid and the product are rounded to the element type.
 ///

@@ -18,6 +18,7 @@ const ENTRIES: &[&Entry] = &[
     &arch::gemma4::ENTRY,
     &arch::llama::ENTRY,
     &arch::minicpm::ENTRY,
+    &arch::nemotron_h::ENTRY,
     &arch::qwen2::ENTRY,
     &arch::qwen3::ENTRY,
     &arch::qwen3_5::ENTRY,

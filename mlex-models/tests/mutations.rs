@@ -98,6 +98,7 @@ fn every_field_of_a_config_may_hold_anything() {
         "qwen3_5_moe-text",
         "gemma4-small",
         "gemma4-experts",
+        "nemotron_h-experts",
     ] {
         let model = Copy::of(name);
         let config: Map<String, Value> =

@@ -231,7 +231,7 @@ const CONFIG: MoeConfig = MoeConfig {
     experts_per_token: 2,
     normalize: true,
     shared_intermediate_size: None,
-    activation: Activation::Silu,
+    gate: Some(Activation::Silu),
 };
 
 #[test]

@@ -112,7 +112,7 @@ fn moe_config() -> MoeConfig {
         experts_per_token: 2,
         normalize: true,
         shared_intermediate_size: Some(16),
-        activation: Activation::Silu,
+        gate: Some(Activation::Silu),
     }
 }
 

@@ -51,7 +51,7 @@ impl MoeFields {
             experts_per_token: need("num_experts_per_tok", self.num_experts_per_tok)?,
             normalize: self.norm_topk_prob.unwrap_or(normalize),
             shared_intermediate_size: shared.transpose()?,
-            activation: Activation::Silu,
+            gate: Some(Activation::Silu),
         })
     }
 

@@ -66,6 +66,20 @@ impl RecurrentCache {
         rows.iter().any(|&count| count > 0).then_some(rows)
     }
 
+    /// `[B, new]`: false where the next tokens are padding; `None` where none is.
+    ///
+    /// # Errors
+    /// When MLX is out of memory.
+    pub fn mask(&self, new: i32) -> Result<Option<Array>> {
+        let Some(padding) = self.padding(new) else {
+            return Ok(None);
+        };
+        let positions: Vec<i32> = (0..new).collect();
+        let positions = Array::from_slice(&positions, &[1, new])?;
+        let padding = Array::from_slice(&padding, &[padding.len() as i32, 1])?;
+        Ok(Some(positions.greater_equal(&padding)?))
+    }
+
     /// The state; `None` before the first token.
     pub fn state(&self) -> Option<&RecurrentState> {
         self.state.as_ref()

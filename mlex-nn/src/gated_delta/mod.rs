@@ -13,6 +13,7 @@ pub use rule::{DeltaInputs, gated_delta_rule};
 
 use crate::activation::silu;
 use crate::cache::{RecurrentCache, RecurrentState};
+use crate::conv::CausalConv;
 use crate::host::{self, CacheUpdate, Columns, Constants, Delta, Sequence, Value};
 use crate::{Error, Linear, Result, Weights};
 
@@ -119,8 +120,7 @@ struct Projected {
 #[derive(Clone, Debug)]
 pub struct GatedDeltaNet {
     input: Input,
-    /// `[K, conv_dim]`.
-    conv: Array,
+    conv: CausalConv,
     a_log: Array,
     dt_bias: Array,
     /// Of the norm of the output, `[D_v]`.
@@ -158,20 +158,10 @@ impl GatedDeltaNet {
                 a: project("in_proj_a", heads)?,
             }
         };
-        let conv = weights.pp("conv1d");
         let kernel = config.conv_kernel;
-        let shape = match conv.shape("weight").as_deref() {
-            Some([_, 1, _]) => [channels, 1, kernel],
-            _ => [channels, kernel, 1],
-        };
-        let conv = conv.get_float("weight", &shape)?;
-        let conv = conv.reshape(&[channels, kernel])?.t()?.contiguous()?;
-        if weights.is_complete() {
-            conv.eval()?;
-        }
         Ok(Self {
             input,
-            conv,
+            conv: CausalConv::load(&weights.pp("conv1d"), channels, kernel, false)?,
             a_log: weights.get_float("A_log", &[heads])?,
             dt_bias: weights.get_float("dt_bias", &[heads])?,
             norm: weights
@@ -231,7 +221,7 @@ impl GatedDeltaNet {
             }
         };
         let layer = Delta {
-            conv: &self.conv,
+            conv: self.conv.weight(),
             norm: &self.norm,
             a_log: &self.a_log,
             dt_bias: &self.dt_bias,
@@ -282,8 +272,10 @@ impl GatedDeltaNet {
             ..
         } = &self.config;
         let length = qkv.dim(1)?;
-        let mask = padding_mask(cache, length)?;
-        let (conv, tail) = self.convolve(qkv, mask.as_ref(), cache)?;
+        let mask = cache.mask(length)?;
+        let before = cache.state().map(|state| &state.conv);
+        let (conv, tail) = self.conv.forward(qkv, mask.as_ref(), before)?;
+        let conv = silu(&conv)?;
         let keys = self.config.key_dim();
         let head = |start: i32, heads: i32, dim: i32| -> Result<Array> {
             let part = conv.slice_axis(-1, start, start + heads * dim)?;
@@ -312,47 +304,6 @@ impl GatedDeltaNet {
         let y = gated.as_type(y.dtype())?.flatten(-2, -1)?;
         Ok((y, RecurrentState { conv: tail, state }))
     }
-
-    /// The convolution of the channels with what came before, activated, and what the next
-    /// call needs of them.
-    fn convolve(
-        &self,
-        qkv: &Array,
-        mask: Option<&Array>,
-        cache: &RecurrentCache,
-    ) -> Result<(Array, Array)> {
-        let &[batch, length, channels] = qkv.shape() else {
-            let found = format!("{:?}", qkv.shape());
-            return Err(Error::setting("input", "three dimensions", found));
-        };
-        let kernel = self.config.conv_kernel;
-        let before = match cache.state() {
-            Some(state) => state.conv.clone(),
-            None => Array::zeros(&[batch, kernel - 1, channels], qkv.dtype())?,
-        };
-        let qkv = match mask {
-            Some(mask) => mask.expand_dims(-1)?.where_(qkv, &qkv.zeros_like()?)?,
-            None => qkv.clone(),
-        };
-        let input = Array::concatenate([&before, &qkv], 1)?;
-        let tail = input
-            .slice_axis(1, length, length + kernel - 1)?
-            .contiguous()?;
-        let weight = self.conv.t()?.expand_dims(-1)?;
-        let output = input.conv1d(&weight, 1, 0, 1, channels)?;
-        Ok((silu(&output)?, tail))
-    }
-}
-
-/// `[B, L]`: false where the next tokens are padding; `None` where none is.
-fn padding_mask(cache: &RecurrentCache, length: i32) -> Result<Option<Array>> {
-    let Some(padding) = cache.padding(length) else {
-        return Ok(None);
-    };
-    let positions: Vec<i32> = (0..length).collect();
-    let positions = Array::from_slice(&positions, &[1, length])?;
-    let padding = Array::from_slice(&padding, &[padding.len() as i32, 1])?;
-    Ok(Some(positions.greater_equal(&padding)?))
 }
 
 /// Brings the rows of projections that lie together into the order in which they are used:

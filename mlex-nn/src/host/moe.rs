@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use mlex_core::{Array, HostConstant, HostView, HostViewMut};
-use mlex_kernels::{Activation, Linear, Precision, Routes, gather_quantized_matmul};
+use mlex_kernels::{Activation, Floats, Linear, Precision, Routes, gather_quantized_matmul};
 
 use super::constants::Constants;
 use super::scratch::Scratch;
@@ -12,16 +12,19 @@ use super::sequence::{Sequence, Step, Value};
 use super::weight::{ExpertWeights, Part, Weight, precision};
 use super::{activation, by_dtype, floats, is_kernel_float, kernel_error, size};
 use crate::linear::Matrix;
-use crate::{MoeConfig, Result};
+use crate::{ExpertGroups, MoeConfig, Result};
 
 /// The experts of a layer.
 pub(crate) struct Mixture<'a> {
     /// `[E, inner, hidden]`, twice, and `[E, hidden, inner]`.
-    pub(crate) gate: &'a Matrix,
+    pub(crate) gate: Option<&'a Matrix>,
     pub(crate) up: &'a Matrix,
     pub(crate) down: &'a Matrix,
     /// Factors of what the experts give, `[E]`.
-    pub(crate) factors: Option<(&'a Array, &'a Constants)>,
+    pub(crate) factors: Option<&'a Array>,
+    /// Groups that experts are chosen by, and their corrections `[E]`.
+    pub(crate) groups: Option<&'a (ExpertGroups, Array)>,
+    pub(crate) constants: &'a Constants,
     pub(crate) config: MoeConfig,
 }
 
@@ -33,31 +36,36 @@ pub(crate) fn record_mixture(
     layer: &Mixture<'_>,
 ) -> Result<Option<Value>> {
     let dtype = sequence.dtype(x);
-    let factors_fit = layer
-        .factors
-        .is_none_or(|(factors, _)| is_kernel_float(factors.dtype()));
-    if sequence.dtype(logits) != dtype || !is_kernel_float(dtype) || !factors_fit {
+    let correction = layer.groups.map(|(_, correction)| correction);
+    let arrays = || layer.factors.into_iter().chain(correction);
+    let arrays_fit = arrays().all(|array| is_kernel_float(array.dtype()));
+    if sequence.dtype(logits) != dtype || !is_kernel_float(dtype) || !arrays_fit {
         return Ok(None);
     }
     let part = |matrix| Part::new(dtype, Weight { matrix, bias: None });
-    let (Some(gate), Some(up), Some(down)) =
-        (part(layer.gate)?, part(layer.up)?, part(layer.down)?)
-    else {
+    let gate = match layer.gate {
+        Some(gate) => match part(gate)? {
+            Some(gate) => Some(gate),
+            None => return Ok(None),
+        },
+        None => None,
+    };
+    let (Some(up), Some(down)) = (part(layer.up)?, part(layer.down)?) else {
         return Ok(None);
     };
-    let factors = layer
-        .factors
-        .map(|(array, constants)| constants.of([array]));
     let config = &layer.config;
     let step = MixtureStep {
-        parts: [gate, up, down],
-        factors: factors.transpose()?,
+        gate: gate.zip(config.gate.map(activation::kernel)),
+        up,
+        down,
+        constants: layer.constants.of(arrays())?,
+        has_factors: layer.factors.is_some(),
+        groups: layer.groups.map(|&(groups, _)| groups),
         experts: size(config.num_experts),
         per_token: size(config.experts_per_token),
         normalize: config.normalize,
         hidden: size(config.hidden_size),
         inner: size(config.intermediate_size),
-        activation: activation::kernel(config.activation),
         precision: precision(dtype),
     };
     let y = sequence.output_like(x);
@@ -68,19 +76,46 @@ pub(crate) fn record_mixture(
 const NAME: &str = "mixture";
 
 struct MixtureStep {
-    /// Gate, up and down projection.
-    parts: [Part; 3],
-    factors: Option<Arc<[HostConstant]>>,
+    /// Without it there is the square of the positive part.
+    gate: Option<(Part, Activation)>,
+    up: Part,
+    down: Part,
+    /// Factors, where there are any, and corrections, where there are groups.
+    constants: Arc<[HostConstant]>,
+    has_factors: bool,
+    groups: Option<ExpertGroups>,
     experts: usize,
     per_token: usize,
     normalize: bool,
     hidden: usize,
     inner: usize,
-    activation: Activation,
     precision: Precision,
 }
 
 impl MixtureStep {
+    fn route(&self, logits: Floats<'_>) -> mlex_core::Result<Routes> {
+        let Self {
+            experts,
+            per_token,
+            normalize,
+            ..
+        } = *self;
+        let routes = match self.groups {
+            None => Routes::top(logits, experts, per_token, normalize),
+            Some(groups) => {
+                let correction = &self.constants[usize::from(self.has_factors)];
+                let groups = mlex_kernels::ExpertGroups {
+                    count: size(groups.count),
+                    active: size(groups.active),
+                    scale: groups.scale,
+                    correction: floats(&correction.view())?,
+                };
+                Routes::grouped(logits, experts, per_token, normalize, &groups)
+            }
+        };
+        routes.map_err(kernel_error(NAME))
+    }
+
     /// `y[row] = x[row]`, rows of `k`, times the matrix of the row's expert.
     fn product<T: Scratch>(
         &self,
@@ -116,10 +151,9 @@ impl MixtureStep {
         let (hidden, inner) = (self.hidden, self.inner);
         let x = inputs[0].as_slice::<T>()?;
         let logits = floats(&inputs[1])?;
-        let mut routes = Routes::top(logits, self.experts, self.per_token, self.normalize)
-            .map_err(kernel_error(NAME))?;
-        if let Some(factors) = &self.factors {
-            let factors = floats(&factors[0].view())?;
+        let mut routes = self.route(logits)?;
+        if self.has_factors {
+            let factors = floats(&self.constants[0].view())?;
             routes.scale(factors).map_err(kernel_error(NAME))?;
         }
         let rows = routes.experts().len();
@@ -127,16 +161,21 @@ impl MixtureStep {
             let (gathered, memory) = memory.split_at_mut(rows * hidden);
             let (y, memory) = memory.split_at_mut(rows * hidden);
             let (gate, memory) = memory.split_at_mut(rows * inner);
-            let (up, gated) = memory.split_at_mut(rows * inner);
+            let (up, between) = memory.split_at_mut(rows * inner);
             let experts = routes.experts();
             routes
                 .gather(gathered, x, hidden)
                 .map_err(kernel_error(NAME))?;
-            let [gate_proj, up_proj, down_proj] = &self.parts;
-            self.product(gate_proj, experts, hidden, gathered, gate)?;
-            self.product(up_proj, experts, hidden, gathered, up)?;
-            mlex_kernels::gated(gated, gate, up, self.activation).map_err(kernel_error(NAME))?;
-            self.product(down_proj, experts, inner, gated, y)?;
+            self.product(&self.up, experts, hidden, gathered, up)?;
+            match &self.gate {
+                Some((part, activation)) => {
+                    self.product(part, experts, hidden, gathered, gate)?;
+                    mlex_kernels::gated(between, gate, up, *activation)
+                }
+                None => mlex_kernels::relu2(between, up),
+            }
+            .map_err(kernel_error(NAME))?;
+            self.product(&self.down, experts, inner, between, y)?;
             routes.combine(out, y, hidden).map_err(kernel_error(NAME))
         })
     }

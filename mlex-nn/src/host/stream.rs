@@ -17,6 +17,11 @@ impl Sequence {
         self.elementwise(Elementwise::Add(factor), &[x, y])
     }
 
+    /// `max(x, 0)^2`; none as for [`scale`](Self::scale).
+    pub fn relu2(&mut self, x: Value) -> Option<Value> {
+        self.elementwise(Elementwise::Relu2, &[x])
+    }
+
     /// `activation(gate) * up`; none as for [`add`](Self::add).
     pub fn gate(&mut self, activation: Activation, gate: Value, up: Value) -> Option<Value> {
         let step = Elementwise::Gated(activation::kernel(activation));
@@ -79,6 +84,7 @@ enum Elementwise {
     Scale(f32),
     Add(f32),
     AddGated,
+    Relu2,
     Gated(mlex_kernels::Activation),
     Columns {
         period: usize,
@@ -93,6 +99,7 @@ impl Step for Elementwise {
             Self::Scale(_) => "scale",
             Self::Add(_) => "add",
             Self::AddGated => "add_gated",
+            Self::Relu2 => "relu2",
             Self::Gated(_) => "gated",
             Self::Columns { .. } => "columns",
         }
@@ -113,6 +120,7 @@ impl Step for Elementwise {
                 Self::AddGated => {
                     mlex_kernels::add_gated(out, x, input(1)?, input(2)?, columns(&inputs[0]))
                 }
+                Self::Relu2 => mlex_kernels::relu2(out, x),
                 Self::Gated(function) => mlex_kernels::gated(out, x, input(1)?, function),
                 Self::Columns {
                     period,

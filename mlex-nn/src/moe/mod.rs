@@ -5,7 +5,7 @@ mod experts;
 
 use mlex_core::Array;
 
-pub use experts::Experts;
+pub use experts::{ExpertGroups, Experts};
 
 use crate::{Activation, Error, GatedMlp, Linear, Result, Sequence, Value, Weights};
 
@@ -24,8 +24,9 @@ pub struct MoeConfig {
     pub normalize: bool,
     /// Width inside of an expert that every token goes to, behind a gate of its own.
     pub shared_intermediate_size: Option<i32>,
-    /// The function of the experts' gates.
-    pub activation: Activation,
+    /// The function of the experts' gates. Without it they have none, and the square of the
+    /// positive part in between.
+    pub gate: Option<Activation>,
 }
 
 impl MoeConfig {
@@ -76,7 +77,7 @@ impl MoeMlp {
             let mlp = weights.pp("shared_expert");
             let gate = weights.pp("shared_expert_gate");
             Ok::<_, Error>(SharedExpert {
-                mlp: GatedMlp::load(&mlp, hidden, inner, false, config.activation)?,
+                mlp: GatedMlp::load(&mlp, hidden, inner, false, config.gate.unwrap_or_default())?,
                 gate: Linear::load(&gate, hidden, 1, false)?,
             })
         });

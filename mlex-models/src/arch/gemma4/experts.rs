@@ -33,7 +33,7 @@ impl Mixture {
             experts_per_token: experts.active,
             normalize: true,
             shared_intermediate_size: None,
-            activation: Activation::GeluTanh,
+            gate: Some(Activation::GeluTanh),
         };
         let factors = router.get_float("per_expert_scale", &[experts.count])?;
         let stacked = "experts.switch_glu";

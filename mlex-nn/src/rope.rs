@@ -292,11 +292,13 @@ impl Rope {
             return Err(Error::setting("positions", expected, other.len()));
         }
         let mut angles = Vec::with_capacity(length * pairs);
+        let pairs_of = || directions.iter().zip(self.kernel.inverse.iter());
         for token in 0..length {
-            let pairs = directions.iter().zip(self.kernel.inverse.iter());
-            angles.extend(pairs.map(|(&which, inverse)| {
-                positions[which][token] as f32 * self.kernel.scale * inverse
-            }));
+            let angle = |(&which, inverse)| {
+                let positions: &Vec<i32> = &positions[which];
+                positions[token] as f32 * self.kernel.scale * inverse
+            };
+            angles.extend(pairs_of().map(angle));
         }
         Rotations::new(&angles, pairs, self.magnitude)
     }

@@ -1,7 +1,6 @@
 //! Video files: with programs that play `ffmpeg` and `ffprobe`, and with the real ones.
 
 #![allow(clippy::unwrap_used)]
-
 #![cfg(unix)]
 
 use std::fs;

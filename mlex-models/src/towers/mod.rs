@@ -116,6 +116,7 @@ pub struct Towers {
 }
 
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "a model has one")]
 enum Family {
     Qwen {
         processor: QwenVision,

@@ -72,7 +72,11 @@ impl Experts {
                 load(up, inner, hidden)?,
                 load(down, hidden, inner)?,
             ),
-            _ => (None, load("fc1", inner, hidden)?, load("fc2", hidden, inner)?),
+            _ => (
+                None,
+                load("fc1", inner, hidden)?,
+                load("fc2", hidden, inner)?,
+            ),
         };
         Ok(Self {
             gate_proj,

@@ -14,7 +14,7 @@ use mlex_nn::{
 
 use self::config::{Config, Kind};
 use self::experts::{Mlp, Moe};
-use super::stream::{Masks, Recording, Stream, StreamScales, check_cache, length};
+use super::stream::{Masks, Recording, Stream, StreamScales, check_cache, check_plain};
 use crate::config::ModelConfig;
 use crate::model::{Input, Model, ModelInfo};
 use crate::registry::Entry;
@@ -32,6 +32,7 @@ fn build(config: &ModelConfig, weights: &Weights) -> Result<Box<dyn Model>> {
     Ok(Box::new(NemotronH::load(&config, weights)?))
 }
 
+#[allow(clippy::large_enum_variant, reason = "a model has some dozens")]
 enum Mixer {
     Mamba(Mamba2),
     Attention(SelfAttention),
@@ -215,7 +216,8 @@ impl Model for NemotronH {
 
     fn forward(&self, input: Input<'_>, cache: &mut Cache) -> Result<Array> {
         check_cache(cache, self.states)?;
-        let mut masks = Masks::new(length(input)?);
+        check_plain(input)?;
+        let mut masks = Masks::new(input)?;
         for state in cache.layers_mut() {
             if let LayerCache::Attention(state) = state {
                 masks.add(None, state)?;

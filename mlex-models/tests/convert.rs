@@ -4,10 +4,12 @@
 
 mod common;
 
+use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use common::{Copy, data, message};
-use mlex_core::io::{SafetensorsFile, StoredDtype};
+use mlex_core::io::{SafetensorsFile, StoredDtype, TensorSpec, write_safetensors_in_order};
 use mlex_core::{Array, Dtype};
 use mlex_models::text::ChatRequest;
 use mlex_models::{
@@ -562,4 +564,80 @@ fn of_a_model_that_sees_the_language_model_is_converted() {
         assert!(known.iter().any(|start| name.starts_with(start)), "{name}");
     }
     assert_eq!(logits(&source, None), logits(&after, None));
+}
+
+/// A copy of a mixture of experts whose experts are the numbers of these codes, halved: dense, or
+/// as 8-bit floats with one scale each.
+fn with_experts(eight_bits: bool) -> Copy {
+    let model = Copy::of("qwen3_moe-hf");
+    let source = SafetensorsFile::open(model.path().join("model.safetensors")).unwrap();
+    let mut tensors = BTreeMap::new();
+    for (index, name) in source.names().enumerate() {
+        let info = source.info(name).unwrap();
+        let (shape, bytes) = (info.shape.clone(), source.bytes(name).unwrap().to_vec());
+        if !name.contains(".experts.") {
+            tensors.insert(name.to_owned(), (info.dtype, shape, bytes));
+            continue;
+        }
+        // Numbers below 2 of either sign.
+        let code = |at: usize| ((at * 37 + index * 11) as u8) & 0xbf;
+        let codes: Vec<u8> = (0..shape.iter().product()).map(code).collect();
+        if eight_bits {
+            let scale = 0.5f32.to_le_bytes().to_vec();
+            let scale = (Dtype::Float32.into(), vec![1, 1], scale);
+            tensors.insert(format!("{name}_scale_inv"), scale);
+            tensors.insert(name.to_owned(), (StoredDtype::F8E4M3, shape, codes));
+        } else {
+            let dims: Vec<i32> = shape.iter().map(|&dim| dim as i32).collect();
+            let values = Array::from_bytes(&codes, &dims, Dtype::Uint8).unwrap();
+            let values = values.from_fp8(Dtype::Bfloat16).unwrap();
+            let bytes = values.multiply(0.5).unwrap().as_bytes().unwrap().to_vec();
+            tensors.insert(name.to_owned(), (Dtype::Bfloat16.into(), shape, bytes));
+        }
+    }
+    let specs: Vec<TensorSpec> = tensors
+        .iter()
+        .map(|(name, (dtype, shape, _))| TensorSpec {
+            name: name.clone(),
+            dtype: *dtype,
+            shape: shape.clone(),
+        })
+        .collect();
+    let file = model.path().join("model.safetensors");
+    write_safetensors_in_order(file, &specs, &BTreeMap::new(), |spec, sink| {
+        Ok(sink.write_all(&tensors[&spec.name].2)?)
+    })
+    .unwrap();
+    if eight_bits {
+        model.edit("config.json", |config| {
+            let section = json!({"quant_method": "fp8", "weight_block_size": [128, 128]});
+            config.insert("quantization_config".into(), section);
+        });
+    }
+    model
+}
+
+/// As Qwen and DeepSeek have them. Halving loses nothing, so both are the same numbers.
+#[test]
+fn experts_of_eight_bit_floats_are_stacked() {
+    let options = ConvertOptions::default();
+    let [(_dense, dense), (_packed, packed)] =
+        [false, true].map(|eight_bits| converted(&with_experts(eight_bits), &options));
+    let file =
+        |files: &ModelFiles| SafetensorsFile::open(files.path().join("model.safetensors")).unwrap();
+    let (dense, packed) = (file(&dense), file(&packed));
+    assert!(dense.names().eq(packed.names()));
+    assert!(
+        dense
+            .names()
+            .any(|name| name.contains("switch_mlp.up_proj"))
+    );
+    assert!(dense.names().all(|name| !name.contains("experts.0")));
+    for name in dense.names() {
+        assert_eq!(
+            dense.bytes(name).unwrap(),
+            packed.bytes(name).unwrap(),
+            "{name}"
+        );
+    }
 }

@@ -17,9 +17,10 @@ demo: setup
 	$(CARGO) run --release -p mlex-cli --bin mlex -- \
 		generate --model "$$model" --prompt "$$PROMPT" --max-tokens 64 --temp 0
 
-# Tests marked `ignore` are those that need the real model; here it is there. The profile is dev:
-# overflow checks are on, and the workspace's dependencies are optimized.
-test: setup
+# Tests marked `ignore` are those that need the real model or ffmpeg; here they are there. The
+# profile is dev: overflow checks are on, and the workspace's dependencies are optimized.
+test:
+	@scripts/setup.sh --tests
 	@model=$$(scripts/smollm2.sh) && export MLEX_TEST_MODEL="$$model" && set -x && \
 	$(CARGO) test --workspace --lib --bins --tests --examples -- --include-ignored && \
 	$(CARGO) test --workspace --doc && \

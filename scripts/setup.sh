@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what building mlex needs and the system lacks. Does nothing, and needs no network, when
-# everything is there.
+# Installs what building mlex needs and the system lacks; with --tests also what its tests call.
+# Does nothing, and needs no network, when everything is there.
 set -euo pipefail
 
 say() { printf 'setup: %s\n' "$*" >&2; }
@@ -14,6 +14,7 @@ check_rust() {
 setup_debian() {
     local packages=(cmake g++ liblapacke-dev libclang-dev libfmt-dev libopenblas-dev ninja-build
         nlohmann-json3-dev)
+    [ -z "$tests" ] || have ffmpeg || packages+=(ffmpeg)
     local missing=() package
     for package in "${packages[@]}"; do
         # The third word of the status is "installed" once the package is unpacked and configured.
@@ -40,7 +41,7 @@ setup_macos() {
         fail 'no Metal compiler. Run: xcodebuild -downloadComponent MetalToolchain'
     have brew || fail 'Homebrew not found. Install it from https://brew.sh, then run this again.'
     local missing=() formula
-    for formula in cmake fmt ninja nlohmann-json; do
+    for formula in cmake fmt ninja nlohmann-json ${tests:+ffmpeg}; do
         brew list --versions "$formula" >/dev/null 2>&1 || missing+=("$formula")
     done
     [ ${#missing[@]} -gt 0 ] || return 0
@@ -48,6 +49,12 @@ setup_macos() {
     brew install "${missing[@]}" </dev/null >&2
 }
 
+tests=
+case "${1-}" in
+'') ;;
+--tests) tests=1 ;;
+*) fail "unknown option $1" ;;
+esac
 case "$(uname -s)" in
 Darwin) setup_macos ;;
 Linux)

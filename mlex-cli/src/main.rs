@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     start_logging();
     let done = match &cli.command {
-        Command::Generate(args) => generate::run(&args),
+        Command::Generate(args) => generate::run(args),
         Command::Chat(args) => chat::run(args),
         Command::Score(args) => score::run(args),
         Command::Inspect(args) => inspect::run(args),

@@ -404,7 +404,7 @@ def measure(args, programs, chosen):
 def work(args, model):
     """Bytes that a decode step reads, and operations that a prompt token takes, of the weights."""
     found = json.loads(output([args.mlex, "inspect", "--json", "--model", model]))
-    layers = [row for row in found["quantization"] if row["path"].startswith("model.layers.")]
+    layers = [row for row in found["quantization"] if ".layers." in row["path"]]
     # Of a table with embeddings per layer a step reads one row. 4 bits in groups of 64 are 4.5 bits.
     tables = [row for row in found["quantization"] if row["path"].endswith("embed_tokens_per_layer")]
     table_bytes = sum(row["parameters"] for row in tables) * 4.5 / 8

@@ -1,7 +1,8 @@
 //! A gated delta net of Qwen3.5-0.8B and 4B, projections in 4 bits: prompts and a decode step in
 //! tokens per second, with mlex's kernels, with MLX's operations in chunks, and as a graph that
 //! goes from token to token, which is how the layer is usually ported (the rule alone, without
-//! projections).
+//! projections; `between-projections` is the kernel without them, which does the convolution and
+//! the norms too).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use criterion::{
 };
 use mlex_benches::{Backend, normal, short};
 use mlex_core::{Array, Dtype, QuantizationMode, Quantized, QuantizedWeight, Result, eval};
+use mlex_kernels::{DeltaInputs, DeltaLayer, DeltaShape, Floats, Strided, gated_delta};
 use mlex_nn::{
     GatedDeltaConfig, GatedDeltaNet, LazyTensor, QuantizationConfig, RecurrentCache, Weights,
 };
@@ -114,6 +116,77 @@ fn token_by_token(config: &GatedDeltaConfig, length: i32) -> Result<()> {
     eval([&y, &state])
 }
 
+/// What the kernel computes between the projections, of random ones.
+struct Between {
+    shape: DeltaShape,
+    projected: [Vec<f32>; 4],
+    conv: Vec<f32>,
+    per_head: Vec<f32>,
+    norm: Vec<f32>,
+    out: Vec<f32>,
+    state: Vec<f32>,
+}
+
+impl Between {
+    fn new(config: &GatedDeltaConfig, length: usize) -> Result<Self> {
+        let size = |n: i32| n as usize;
+        let shape = DeltaShape {
+            batch: 1,
+            length,
+            key_heads: size(config.num_key_heads),
+            value_heads: size(config.num_value_heads),
+            key_dim: size(config.key_head_dim),
+            value_dim: size(config.value_head_dim),
+            kernel: size(config.conv_kernel),
+        };
+        let random = |count: usize, seed| normal(&[count as i32], Dtype::Float32, seed)?.to_vec();
+        let (heads, values) = (shape.value_heads, shape.value_heads * shape.value_dim);
+        Ok(Self {
+            projected: [
+                random(length * shape.channels(), 1)?,
+                random(length * values, 2)?,
+                random(length * heads, 3)?,
+                random(length * heads, 4)?,
+            ],
+            conv: random(shape.channels() * shape.kernel, 5)?,
+            per_head: random(heads, 6)?,
+            norm: random(shape.value_dim, 7)?,
+            out: vec![0.0; length * values],
+            state: vec![0.0; values * shape.key_dim],
+            shape,
+        })
+    }
+
+    fn run(&mut self) {
+        let [qkv, gate, beta, decay] = self.projected.each_ref();
+        let (heads, values) = (
+            self.shape.value_heads,
+            self.shape.value_heads * self.shape.value_dim,
+        );
+        fn strided(data: &[f32], stride: usize) -> Strided<'_, f32> {
+            Strided { data, stride }
+        }
+        let inputs = DeltaInputs {
+            qkv: strided(qkv, self.shape.channels()),
+            gate: strided(gate, values),
+            beta: strided(beta, heads),
+            decay: strided(decay, heads),
+            before: &[],
+            padding: &[],
+        };
+        let layer = DeltaLayer {
+            conv: Floats::F32(&self.conv),
+            a_log: Floats::F32(&self.per_head),
+            dt_bias: Floats::F32(&self.per_head),
+            norm: Floats::F32(&self.norm),
+            norm_eps: 1e-6,
+        };
+        self.state.fill(0.0);
+        gated_delta(&mut self.out, &mut self.state, &inputs, &layer, &self.shape)
+            .expect("valid shapes");
+    }
+}
+
 fn layers(c: &mut Criterion) {
     for (name, config) in SHAPES {
         let mut group = c.benchmark_group(format!("gated_delta/{name}"));
@@ -149,6 +222,12 @@ fn layers(c: &mut Criterion) {
                 });
             }
         }
+        let length = 2048;
+        let mut between = Between::new(&config, length).expect("valid shapes");
+        group.throughput(Throughput::Elements(length as u64));
+        group.bench_function(BenchmarkId::new("between-projections", length), |b| {
+            b.iter(|| between.run());
+        });
         let length = 256;
         group.throughput(Throughput::Elements(length as u64));
         group.bench_function(BenchmarkId::new("token-by-token", length), |b| {

@@ -34,7 +34,10 @@ mod softcap;
 pub mod threads;
 
 pub use activation::{Activation, gated};
-pub use attention::{AttentionOptions, AttentionShape, Heads, Mask, OutputOrder, attention};
+pub use attention::{
+    AttentionOptions, AttentionShape, FloatType, Heads, Mask, OutputOrder, PackedHeads, PackedRow,
+    attention, attention_packed, pack_rows,
+};
 pub use choose::{argmax, take_rows};
 pub use element::{Element, Floats};
 pub use error::{KernelError, Result};

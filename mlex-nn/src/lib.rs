@@ -29,7 +29,10 @@ mod weights;
 
 pub use activation::{Activation, GatedMlp};
 pub use attention::{AttentionConfig, SelfAttention};
-pub use cache::{Cache, KvCache, LayerCache, Mask, Offset, RecurrentCache, RecurrentState};
+pub use cache::{
+    Cache, KvCache, KvPacking, KvQuantization, KvState, LayerCache, LayerState, Mask, Offset,
+    RecurrentCache, RecurrentState,
+};
 pub use conv::CausalConv;
 pub use embedding::Embedding;
 pub use error::{Error, ErrorKind, Misshapen, Mistyped, Result, WeightErrors};

@@ -5,6 +5,7 @@
 //! neither scores nor values are ever transposed.
 
 use super::Job;
+use super::packed::Vectors;
 use crate::Element;
 use crate::simd::attention::{NO_SCORE, Softmax, Transpose};
 use crate::simd::gemm::Panel;
@@ -29,7 +30,7 @@ impl Kernel for Shape {
     }
 }
 
-pub(super) fn run<T: Element>(job: &Job<'_, T>, out: &Rows<'_, T>) {
+pub(super) fn run<T: Element, S: Vectors>(job: &Job<'_, T, S>, out: &Rows<'_, T>) {
     let level = Level::current();
     let shape = job.shape;
     let queries = (LANES / job.group()).clamp(1, shape.q_len);
@@ -54,8 +55,8 @@ pub(super) fn run<T: Element>(job: &Job<'_, T>, out: &Rows<'_, T>) {
 
 /// Some queries of the heads that share one head of keys. Lane `l` is query `l / group` of
 /// head `l % group`.
-struct Task<'a, T> {
-    job: &'a Job<'a, T>,
+struct Task<'a, T, S> {
+    job: &'a Job<'a, T, S>,
     level: Level,
     batch: usize,
     kv_head: usize,
@@ -63,7 +64,7 @@ struct Task<'a, T> {
     queries: usize,
 }
 
-impl<T: Element> Task<'_, T> {
+impl<T: Element, S: Vectors> Task<'_, T, S> {
     fn lane(&self, lane: usize) -> (usize, usize) {
         let group = self.job.group();
         (
@@ -124,16 +125,9 @@ impl<T: Element> Task<'_, T> {
         for key in (start..end).step_by(KEYS) {
             let count = KEYS.min(end - key);
             for i in 0..count {
-                let from = &job.k.at(self.batch, self.kv_head, key + i)[..d];
-                level.dispatch(Widen {
-                    from,
-                    to: &mut keys[i * d..][..d],
-                });
-                let from = &job.v.at(self.batch, self.kv_head, key + i)[..v];
-                level.dispatch(Widen {
-                    from,
-                    to: &mut values[i * v..][..v],
-                });
+                let at = [self.batch, self.kv_head, key + i];
+                job.k.widen(level, at, &mut keys[i * d..][..d]);
+                job.v.widen(level, at, &mut values[i * v..][..v]);
             }
             let to = &mut *transposed;
             level.dispatch(Transpose {

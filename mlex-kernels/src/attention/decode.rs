@@ -2,13 +2,14 @@
 //! it, and the positions are split over the threads.
 
 use super::Job;
+use super::packed::Vectors;
 use crate::Element;
 use crate::simd::attention::{DECODE_KEYS, Decode, NO_SCORE};
 use crate::simd::rows::{Narrow, Widen};
 use crate::simd::{Level, scratch};
 use crate::threads::{Rows, parallel_chunks, threads};
 
-pub(super) fn run<T: Element>(job: &Job<'_, T>, out: &Rows<'_, T>) {
+pub(super) fn run<T: Element, S: Vectors>(job: &Job<'_, T, S>, out: &Rows<'_, T>) {
     let level = Level::current();
     let shape = job.shape;
     let (batch, kv_heads, kv_len) = (shape.batch, shape.kv_heads, shape.kv_len);
@@ -42,7 +43,7 @@ pub(super) fn run<T: Element>(job: &Job<'_, T>, out: &Rows<'_, T>) {
                 let head = h * group + r % group;
                 state.copy_from_slice(&sink.map_or([NO_SCORE, 0.0], |sinks| [sinks[head], 1.0]));
             }
-            scratch::with(1, |[queries, scores, ..]| {
+            scratch::with(1, |[queries, scores, keys, values]| {
                 let queries = &mut queries.floats(rows * d)[..rows * d];
                 for (r, to) in queries.chunks_exact_mut(d).enumerate() {
                     let (query, head) = (r / group, h * group + r % group);
@@ -57,15 +58,17 @@ pub(super) fn run<T: Element>(job: &Job<'_, T>, out: &Rows<'_, T>) {
                     let key = start + block * DECODE_KEYS;
                     let count = DECODE_KEYS.min(end - key);
                     fill_biases(job, scores, b, h, key, count);
+                    let (keys, key_stride) = job.k.block(level, [b, h, key], count, d, keys);
+                    let (values, value_stride) = job.v.block(level, [b, h, key], count, v, values);
                     level.dispatch(Decode {
                         queries,
                         rows,
                         head_dim: d,
                         value_dim: v,
-                        keys: job.k.at(b, h, key),
-                        key_stride: job.k.strides[2],
-                        values: job.v.at(b, h, key),
-                        value_stride: job.v.strides[2],
+                        keys,
+                        key_stride,
+                        values,
+                        value_stride,
                         count,
                         scores,
                         state,
@@ -93,8 +96,8 @@ pub(super) fn run<T: Element>(job: &Job<'_, T>, out: &Rows<'_, T>) {
 }
 
 /// What the mask adds to the scores of a block of keys.
-fn fill_biases<T>(
-    job: &Job<'_, T>,
+fn fill_biases<T, S>(
+    job: &Job<'_, T, S>,
     scores: &mut [f32],
     batch: usize,
     kv_head: usize,

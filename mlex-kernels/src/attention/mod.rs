@@ -2,10 +2,14 @@
 
 mod blocked;
 mod decode;
+mod packed;
 
 use crate::error::{check, check_len, product};
 use crate::threads::Rows;
 use crate::{Element, Floats, KernelError, Result};
+
+use packed::Vectors;
+pub use packed::{FloatType, PackedHeads, PackedRow, pack_rows};
 
 /// The sizes of an attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,12 +130,12 @@ pub struct AttentionOptions<'a> {
     pub output: OutputOrder,
 }
 
-/// Everything that both forms need.
-struct Job<'a, T> {
+/// Everything that both forms need; keys and values are `S`.
+struct Job<'a, T, S> {
     shape: AttentionShape,
     q: Heads<'a, T>,
-    k: Heads<'a, T>,
-    v: Heads<'a, T>,
+    k: S,
+    v: S,
     options: AttentionOptions<'a>,
 }
 
@@ -152,6 +156,64 @@ pub fn attention<T: Element>(
     shape: AttentionShape,
     options: AttentionOptions<'_>,
 ) -> Result<()> {
+    let sizes = [shape.batch, shape.kv_heads, shape.kv_len];
+    k.check("attention: k", sizes, shape.head_dim)?;
+    v.check("attention: v", sizes, shape.value_dim)?;
+    run(
+        out,
+        Job {
+            shape,
+            q,
+            k,
+            v,
+            options,
+        },
+    )
+}
+
+/// [`attention`] over packed keys and values. They are unpacked a block at a time, so that packed
+/// ones are what is read from memory.
+///
+/// # Errors
+/// As [`attention`], and when the form of the vectors is not their size.
+pub fn attention_packed<T: Element>(
+    out: &mut [T],
+    q: Heads<'_, T>,
+    k: PackedHeads<'_>,
+    v: PackedHeads<'_>,
+    shape: AttentionShape,
+    options: AttentionOptions<'_>,
+) -> Result<()> {
+    let sizes = [shape.batch, shape.kv_heads, shape.kv_len];
+    k.words.check("attention: k", sizes, k.row.words())?;
+    v.words.check("attention: v", sizes, v.row.words())?;
+    check_len(
+        "attention: size of a packed key",
+        shape.head_dim,
+        k.row.dim(),
+    )?;
+    check_len(
+        "attention: size of a packed value",
+        shape.value_dim,
+        v.row.dim(),
+    )?;
+    run(
+        out,
+        Job {
+            shape,
+            q,
+            k,
+            v,
+            options,
+        },
+    )
+}
+
+/// Checks what is left to check, and computes.
+fn run<T: Element, S: Vectors>(out: &mut [T], job: Job<'_, T, S>) -> Result<()> {
+    let Job {
+        shape, q, options, ..
+    } = job;
     let AttentionShape {
         batch,
         q_heads,
@@ -186,8 +248,6 @@ pub fn attention<T: Element>(
         q_len.max(kv_len),
     )?;
     q.check("attention: q", [batch, q_heads, q_len], head_dim)?;
-    k.check("attention: k", [batch, kv_heads, kv_len], head_dim)?;
-    v.check("attention: v", [batch, kv_heads, kv_len], value_dim)?;
     let size = product("attention: out", &[batch, q_heads, q_len, value_dim])?;
     check_len("attention: out", size, out.len())?;
     if let Some(sinks) = options.sinks {
@@ -217,13 +277,6 @@ pub fn attention<T: Element>(
         out.fill(T::from_f32(0.0));
         return Ok(());
     }
-    let job = Job {
-        shape,
-        q,
-        k,
-        v,
-        options,
-    };
     let rows = Rows::new(out, value_dim);
     if q_heads / kv_heads * q_len <= DECODE_ROWS {
         decode::run(&job, &rows);
@@ -233,7 +286,7 @@ pub fn attention<T: Element>(
     Ok(())
 }
 
-impl<T> Job<'_, T> {
+impl<T, S> Job<'_, T, S> {
     /// The number of the output row of a query.
     fn output_row(&self, batch: usize, head: usize, query: usize) -> usize {
         let AttentionShape { q_heads, q_len, .. } = self.shape;

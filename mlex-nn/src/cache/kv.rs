@@ -5,15 +5,18 @@ use std::sync::Arc;
 
 use mlex_core::{Array, Dtype, HostConstant};
 
+use super::buffers::Buffers;
 use super::memory::{Carry, Marker, Plan, Shared, Source};
-use super::{Mask, Offset};
+use super::{KvPacking, KvState, Mask, Offset};
 use crate::{Error, Result};
 
 /// By how many positions the buffers grow, as mlx-lm's do.
-const STEP: i32 = 256;
+pub(super) const STEP: i32 = 256;
 
 /// Keys and values `[B, H_kv, S, D]` in buffers that grow in steps; with a window, only the
-/// positions that a new query can still see are kept (and up to two steps more).
+/// positions that a new query can still see are kept (and up to two steps more). A window may
+/// leave the first positions in sight ("Efficient Streaming Language Models with Attention
+/// Sinks").
 #[derive(Clone, Debug, Default)]
 pub struct KvCache {
     /// Where MLX's operations, or a mix of them and ours, keep them.
@@ -24,20 +27,16 @@ pub struct KvCache {
     seen: i32,
     /// How many positions back a query sees, itself included.
     window: Option<i32>,
+    /// How many of the first positions stay in the window, beside the last ones.
+    sinks: i32,
+    /// How keys and values are packed, if they are.
+    packing: Option<KvPacking>,
     /// Tokens of padding at the start of each row; empty for none.
     left_padding: Arc<[i32]>,
     /// How far the position of a token is beyond the number of tokens before it.
     shift: i32,
     /// How many of the tokens seen have positions that do not count up, or come before such.
     fixed: i32,
-}
-
-#[derive(Clone, Debug)]
-struct Buffers {
-    keys: Array,
-    values: Array,
-    /// How many positions of the buffers are in use, the last of them the newest.
-    used: i32,
 }
 
 impl KvCache {
@@ -78,6 +77,9 @@ impl KvCache {
         if self.seen > 0 {
             return Err(Error::setting("left padding", "an empty cache", self.seen));
         }
+        if self.sinks > 0 {
+            return Err(Error::setting("left padding", "no max_kv_size", "some"));
+        }
         if let Some(&count) = padding.iter().find(|&&count| count < 0) {
             return Err(Error::setting("left padding", "no negative number", count));
         }
@@ -117,10 +119,40 @@ impl KvCache {
     fn keys_after(&self, new: i32) -> i32 {
         let used = self.used();
         match self.window {
+            // What lies between the first positions and the last ones is hidden by the mask until
+            // there is no more room.
+            Some(_) if self.sinks > 0 && used + new <= self.capacity() => used + new,
             // The first of the new queries sees `window - 1` positions before its own.
             Some(window) => used.min(window - 1) + new,
             None => used + new,
         }
+    }
+
+    /// How many positions the buffers have room for.
+    fn capacity(&self) -> i32 {
+        let shared = self.shared.as_ref().map(|shared| shared.memory.shape[2]);
+        let buffers = self.buffers.as_ref();
+        let buffers = buffers.and_then(|buffers| buffers.keys.dim(2).ok());
+        shared.or(buffers).unwrap_or(0)
+    }
+
+    /// Lets queries see the first `sinks` positions and the last ones, `size` together, in place
+    /// of all.
+    ///
+    /// # Errors
+    /// When tokens have been seen, there is a window or packing already, or `size` is not more
+    /// than `sinks`.
+    pub(super) fn limit(&mut self, size: i32, sinks: i32) -> Result<()> {
+        if size <= sinks || sinks <= 0 {
+            let expected = format!("more than {sinks}");
+            return Err(Error::setting("max_kv_size", expected, size));
+        }
+        if self.seen > 0 || !self.left_padding.is_empty() {
+            return Err(Error::setting("max_kv_size", "an empty cache", self.seen));
+        }
+        self.window = Some(size);
+        self.sinks = sinks;
+        Ok(())
     }
 
     /// What `new` queries see of the keys that [`update`](Self::update) will return for them.
@@ -138,6 +170,13 @@ impl KvCache {
     /// When MLX is out of memory.
     pub fn mask_with_spans(&self, new: i32, spans: &[Range<i32>]) -> Result<Mask> {
         let keys = self.keys_after(new);
+        if let (Some(window), 1..) = (self.window, self.sinks) {
+            if !spans.is_empty() {
+                let expected = "tokens that do not see later ones";
+                return Err(Error::setting("max_kv_size", expected, window));
+            }
+            return self.mask_with_sinks(new, keys, window);
+        }
         let window = self.window.filter(|&window| keys > window);
         if window.is_none() && self.left_padding.is_empty() && spans.is_empty() {
             return Ok(if new == 1 { Mask::None } else { Mask::Causal });
@@ -174,6 +213,26 @@ impl KvCache {
         Ok(Mask::Array(mask))
     }
 
+    /// [`mask`](Self::mask) of a window with sinks, as mlx-lm has it: a query sees the `window`
+    /// positions that are left before its own, counted without those that are gone.
+    fn mask_with_sinks(&self, new: i32, keys: i32, window: i32) -> Result<Mask> {
+        let before = self.seen.min(window - 1);
+        let gone = keys - new - before;
+        if gone <= 0 && before + new <= window {
+            return Ok(if new == 1 { Mask::None } else { Mask::Causal });
+        }
+        let sinks = self.sinks.min(before);
+        let mut mask = Vec::with_capacity((new * keys) as usize);
+        for query in before..before + new {
+            mask.extend((0..keys).map(|slot| {
+                let index = if slot < sinks { slot } else { slot - gone };
+                let there = slot < sinks || slot >= sinks + gone;
+                there && index <= query && query < index + window
+            }));
+        }
+        Ok(Mask::Array(Array::from_slice(&mask, &[new, keys])?))
+    }
+
     /// Adds keys and values `[B, H_kv, L, D]` of new tokens and returns those that their
     /// queries may see, `[B, H_kv, S, D]`, the new ones last.
     ///
@@ -183,8 +242,13 @@ impl KvCache {
         self.leave_memory()?;
         let new = self.check(keys, values)?;
         let keep = self.keys_after(new) - new;
+        let packed = match &self.packing {
+            Some(packing) => Some([packing.pack(keys)?, packing.pack(values)?]),
+            None => None,
+        };
+        let [keys, values] = packed.as_ref().map_or([keys, values], |[k, v]| [k, v]);
         let buffers = match &self.buffers {
-            Some(buffers) => buffers.with_room(keep, new)?,
+            Some(buffers) => buffers.with_room(self.sinks, keep, new)?,
             None => Buffers::new(keys, values, new)?,
         };
         let Buffers {
@@ -205,7 +269,42 @@ impl KvCache {
             used: end,
         });
         self.seen += new;
-        Ok(visible)
+        match &self.packing {
+            Some(packing) => Ok((
+                packing.unpack(&visible.0, 0)?,
+                packing.unpack(&visible.1, 1)?,
+            )),
+            None => Ok(visible),
+        }
+    }
+
+    /// Packs what is held and what will be, unless it is already. A window is left as it is.
+    ///
+    /// # Errors
+    /// When keys and values do not have the form, or MLX fails.
+    pub(super) fn pack(&mut self, bits: i32, group_size: i32) -> Result<()> {
+        if self.window.is_some() || self.packing.is_some() {
+            return Ok(());
+        }
+        let packing = if let Some(shared) = &self.shared {
+            let dim = shared.memory.shape[3];
+            let packing = KvPacking::new(bits, group_size, [dim; 2], shared.memory.dtype)?;
+            self.shared = Some(shared.packed(&packing)?);
+            packing
+        } else if let Some(Buffers { keys, values, used }) = &self.buffers {
+            let dims = [keys.dim(3)?, values.dim(3)?];
+            let packing = KvPacking::new(bits, group_size, dims, keys.dtype())?;
+            self.buffers = Some(Buffers {
+                keys: packing.pack(keys)?,
+                values: packing.pack(values)?,
+                used: *used,
+            });
+            packing
+        } else {
+            return Ok(());
+        };
+        self.packing = Some(packing);
+        Ok(())
     }
 
     /// Keys and values as arrays, wherever they have been.
@@ -233,7 +332,16 @@ impl KvCache {
         let keep = self.keys_after(new) - new;
         // A window that has begun to let go of positions would be full again at once.
         let spare = if self.used() > keep { STEP } else { 0 };
-        let capacity = rounded(keep + new + spare);
+        let mut capacity = rounded(keep + new + spare);
+        if let (Some(window), 1..) = (self.window, self.sinks) {
+            // Positions that are hidden are still read, so that there should not be many.
+            capacity = capacity.min(keep + new + (window / 4).max(16));
+        }
+        let (dim, dtype) = match &self.packing {
+            Some(packing) if packing.dims != [dim; 2] || packing.dtype != dtype => return Ok(None),
+            Some(packing) => (packing.words(0)?, Dtype::Uint32),
+            None => (dim, dtype),
+        };
         let fits = |shape: &[i32], held: Dtype| {
             held == dtype && [shape[0], shape[1], shape[3]] == [batch, heads, dim]
         };
@@ -243,7 +351,7 @@ impl KvCache {
             }
             match shared.append(new) {
                 Some(plan) => plan,
-                None => shared.moved(capacity, keep, new),
+                None => shared.moved(capacity, self.sinks, keep, new),
             }
         } else {
             let mut carry = None;
@@ -254,11 +362,13 @@ impl KvCache {
                 let arrays = [HostConstant::new(keys)?, HostConstant::new(values)?];
                 carry = Some(Carry {
                     source: Source::Arrays(Arc::new(arrays)),
-                    first: used - keep,
+                    sinks: self.sinks.min(keep),
+                    end: *used,
                     count: keep,
                 });
             }
-            Plan::fresh([batch, heads, capacity, dim], dtype, carry, new)
+            let shape = [batch, heads, capacity, dim];
+            Plan::fresh(shape, dtype, self.packing, carry, new)
         };
         Ok(Some((plan, keep)))
     }
@@ -294,8 +404,10 @@ impl KvCache {
 
     /// The type of keys and values, once there are some.
     pub fn dtype(&self) -> Option<Dtype> {
+        let packed = self.packing.map(|packing| packing.dtype);
         let buffers = self.buffers.as_ref().map(|buffers| buffers.keys.dtype());
-        buffers.or(self.shared.as_ref().map(|shared| shared.memory.dtype))
+        let shared = self.shared.as_ref().map(|shared| shared.memory.dtype);
+        packed.or(buffers).or(shared)
     }
 
     /// The bytes of the positions that a query after `tokens` tokens sees, by the size that those
@@ -311,22 +423,123 @@ impl KvCache {
         seen.saturating_mul(self.nbytes() as u64 / u64::from(capacity))
     }
 
+    /// A number for memory of our own, the same for the same memory.
+    pub(super) fn memory_id(&self) -> Option<usize> {
+        let shared = self.shared.as_ref();
+        shared.map(|shared| Arc::as_ptr(&shared.memory).addr())
+    }
+
+    /// Whether queries see the first positions and the last ones.
+    pub(super) fn is_limited(&self) -> bool {
+        self.sinks > 0
+    }
+
+    /// Whether every token is held for good.
+    pub(super) fn keeps_all(&self) -> bool {
+        self.window.is_none()
+    }
+
+    /// What is held, computed now.
+    pub(super) fn to_state(&self) -> Result<KvState> {
+        if !self.left_padding.is_empty() {
+            return Err(Error::setting("states", "no padding", "some"));
+        }
+        let arrays = match (&self.shared, &self.buffers) {
+            (Some(shared), _) => Some(shared.to_arrays()?),
+            (None, Some(buffers)) => Some([buffers.keys.clone(), buffers.values.clone()]),
+            (None, None) => None,
+        };
+        let used = self.used();
+        let held = |[keys, values]: [Array; 2]| -> Result<_> {
+            Ok([keys.slice_axis(2, 0, used)?, values.slice_axis(2, 0, used)?])
+        };
+        Ok(KvState {
+            seen: self.seen,
+            shift: self.shift,
+            fixed: self.fixed,
+            packing: self.packing,
+            arrays: arrays.map(held).transpose()?,
+        })
+    }
+
+    /// Takes what was held by a cache of one sequence, in place of nothing.
+    pub(super) fn restore(&mut self, state: KvState) -> Result<()> {
+        let KvState {
+            seen,
+            shift,
+            fixed,
+            packing,
+            arrays,
+        } = state;
+        if !(0..=seen).contains(&fixed) || seen.checked_add(shift).is_none() {
+            let found = format!("{shift} from {fixed} on");
+            return Err(Error::setting("shift of positions", "one of the tokens seen", found));
+        }
+        let held = match &arrays {
+            Some([keys, values]) => {
+                let fits = keys.ndim() == 4
+                    && values.ndim() == 4
+                    && keys.shape()[..3] == values.shape()[..3]
+                    && keys.shape()[0] == 1
+                    && keys.size() > 0
+                    && values.size() > 0;
+                if !fits {
+                    let found = format!("{:?} and {:?}", keys.shape(), values.shape());
+                    let expected = "[1, heads, positions, width] of both";
+                    return Err(Error::setting("keys and values", expected, found));
+                }
+                keys.dim(2)?
+            }
+            None => 0,
+        };
+        if let (Some(packing), Some([keys, values])) = (&packing, &arrays) {
+            packing.check()?;
+            let fits = |array: &Array, words| {
+                array.dtype() == Dtype::Uint32 && array.shape().last() == Some(&words)
+            };
+            if !fits(keys, packing.words(0)?) || !fits(values, packing.words(1)?) {
+                let found = format!("{:?} and {:?}", keys.shape(), values.shape());
+                let expected = format!("{packing:?}");
+                return Err(Error::setting("packed keys and values", expected, found));
+            }
+        }
+        if packing.is_some() && (self.window.is_some() || arrays.is_none()) {
+            let found = "packed ones";
+            return Err(Error::setting("keys and values", "plain ones", found));
+        }
+        let needed = self.window.map_or(seen, |window| seen.min(window - 1));
+        if held > seen || held < needed {
+            let expected = format!("{needed} to {seen}");
+            return Err(Error::setting("positions of keys", expected, held));
+        }
+        self.buffers = arrays.map(|[keys, values]| Buffers {
+            keys,
+            values,
+            used: held,
+        });
+        self.shared = None;
+        self.packing = packing;
+        (self.seen, self.shift, self.fixed) = (seen, shift, fixed);
+        Ok(())
+    }
+
     /// The number of new tokens. Shapes that would only broadcast into the buffers are wrong.
     fn check(&self, keys: &Array, values: &Array) -> Result<i32> {
         let &[batch, heads, new, key_dim] = keys.shape() else {
             let found = format!("{:?}", keys.shape());
             return Err(Error::setting("keys", "four dimensions", found));
         };
-        let held = |of: fn(&Buffers) -> &Array| {
+        let held = |of: fn(&Buffers) -> &Array, index: usize| {
             let dim = |buffers| of(buffers).shape().last().copied();
-            self.buffers.as_ref().and_then(dim)
+            let packed = self.packing.map(|packing| packing.dims[index]);
+            packed.or_else(|| self.buffers.as_ref().and_then(dim))
         };
         let (batch, heads) = match &self.buffers {
             Some(buffers) => (buffers.keys.dim(0)?, buffers.keys.dim(1)?),
             None => (batch, heads),
         };
-        let key_dim = held(|buffers| &buffers.keys).unwrap_or(key_dim);
-        let value_dim = held(|buffers| &buffers.values).or(values.shape().last().copied());
+        let key_dim = held(|buffers| &buffers.keys, 0).unwrap_or(key_dim);
+        let value_dim = held(|buffers| &buffers.values, 1).or(values.shape().last().copied());
         let fits = |name, array: &Array, dim: i32| {
             let expected = [batch, heads, new, dim];
             if array.shape() == expected {
@@ -381,67 +594,8 @@ impl KvCache {
     }
 }
 
-impl Buffers {
-    /// Empty buffers for at least `new` positions, like `keys` and `values`.
-    fn new(keys: &Array, values: &Array, new: i32) -> Result<Self> {
-        Self::empty(
-            [keys.dim(0)?, keys.dim(1)?, new],
-            [keys.dim(3)?, values.dim(3)?],
-            [keys.dtype(), values.dtype()],
-        )
-    }
-
-    /// Empty buffers `[batch, heads, at least new, dim]` for keys and for values.
-    fn empty([batch, heads, new]: [i32; 3], dims: [i32; 2], dtypes: [Dtype; 2]) -> Result<Self> {
-        let capacity = Self::rounded(new);
-        let zeros =
-            |index: usize| Array::zeros(&[batch, heads, capacity, dims[index]], dtypes[index]);
-        Ok(Self {
-            keys: zeros(0)?,
-            values: zeros(1)?,
-            used: 0,
-        })
-    }
-
-    /// The same with room for `new` positions; where they must grow, only the last `keep`
-    /// positions are carried along. Buffers that a long chunk has made larger than a window needs
-    /// are given up for smaller ones.
-    fn with_room(&self, keep: i32, new: i32) -> Result<Self> {
-        let capacity = self.keys.dim(2)?;
-        let slid = self.used > keep;
-        // A window that has begun to let go of positions would be full again at once.
-        let spare = if slid { STEP } else { 0 };
-        let needed = Self::rounded(keep + new + spare);
-        let fits = self.used + new <= capacity;
-        if fits && !(slid && capacity > needed + STEP) {
-            return Ok(self.clone());
-        }
-        // More than is seen, so that some of the last tokens can still be taken back.
-        let held = if fits {
-            self.used.min(keep + STEP / 2)
-        } else {
-            keep
-        };
-        let empty = Self::new(&self.keys, &self.values, keep + new + spare)?;
-        let moved = |from: &Array, to: &Array| -> Result<Array> {
-            let kept = from.slice_axis(2, self.used - held, self.used)?;
-            Ok(to.slice_update_axis(&kept, 2, 0, held)?)
-        };
-        Ok(Self {
-            keys: moved(&self.keys, &empty.keys)?,
-            values: moved(&self.values, &empty.values)?,
-            used: held,
-        })
-    }
-
-    /// The next multiple of the step.
-    fn rounded(positions: i32) -> i32 {
-        positions.div_euclid(STEP) * STEP + if positions % STEP == 0 { 0 } else { STEP }
-    }
-}
-
 /// Positions in whole steps.
-fn rounded(positions: i32) -> i32 {
+pub(super) fn rounded(positions: i32) -> i32 {
     positions.div_euclid(STEP) * STEP + if positions % STEP == 0 { 0 } else { STEP }
 }
 

@@ -8,24 +8,30 @@
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use mlex_core::{Array, Dtype, HostBuffer, HostConstant};
+use mlex_core::{Array, Dtype, HostBuffer, HostConstant, HostView};
+use mlex_kernels::{Element, PackedRow, pack_rows};
 
-/// Keys and values `[B, H_kv, capacity, D]`.
+use super::KvPacking;
+use crate::host::kernel_error;
+
+/// Keys and values `[B, H_kv, capacity, D]`; packed ones are uint32 `[.., words]`.
 #[derive(Debug)]
 pub(crate) struct KvMemory {
     buffers: Mutex<[HostBuffer; 2]>,
     pub(crate) shape: [i32; 4],
     pub(crate) dtype: Dtype,
+    pub(crate) packing: Option<KvPacking>,
     /// Positions that steps have been planned to write.
     end: AtomicI32,
 }
 
 impl KvMemory {
-    fn new(shape: [i32; 4], dtype: Dtype, end: i32) -> Self {
+    fn new(shape: [i32; 4], dtype: Dtype, packing: Option<KvPacking>, end: i32) -> Self {
         Self {
             buffers: Mutex::default(),
             shape,
             dtype,
+            packing,
             end: AtomicI32::new(end),
         }
     }
@@ -33,6 +39,14 @@ impl KvMemory {
     /// The buffers, of undefined size before the first step.
     pub(crate) fn lock(&self) -> MutexGuard<'_, [HostBuffer; 2]> {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The width and type of keys and values, packed or not.
+    pub(crate) fn vectors(&self) -> (i32, Dtype) {
+        match &self.packing {
+            Some(packing) => (packing.dims[0], packing.dtype),
+            None => (self.shape[3], self.dtype),
+        }
     }
 
     /// The bytes of keys and values.
@@ -89,11 +103,13 @@ pub(crate) enum Source {
     Arrays(Arc<[HostConstant; 2]>),
 }
 
-/// Positions that a new memory starts with.
+/// Positions that a new memory starts with: the first `sinks`, and the last ones before `end`,
+/// `count` together.
 #[derive(Clone, Debug)]
 pub(crate) struct Carry {
     pub(crate) source: Source,
-    pub(crate) first: i32,
+    pub(crate) sinks: i32,
+    pub(crate) end: i32,
     pub(crate) count: i32,
 }
 
@@ -116,11 +132,17 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// `new` positions in a memory of its own, for `shape` `[B, H_kv, capacity, D]`.
-    pub(crate) fn fresh(shape: [i32; 4], dtype: Dtype, carry: Option<Carry>, new: i32) -> Self {
+    pub(crate) fn fresh(
+        shape: [i32; 4],
+        dtype: Dtype,
+        packing: Option<KvPacking>,
+        carry: Option<Carry>,
+        new: i32,
+    ) -> Self {
         let used = carry.as_ref().map_or(0, |carry| carry.count);
         Self {
             target: Target {
-                memory: Arc::new(KvMemory::new(shape, dtype, used + new)),
+                memory: Arc::new(KvMemory::new(shape, dtype, packing, used + new)),
                 owner: Owner::default(),
                 fresh: Some(carry),
                 used,
@@ -171,16 +193,42 @@ impl Shared {
         })
     }
 
-    /// A plan to go on in a memory of `capacity`, with the last `keep` positions.
-    pub(crate) fn moved(&self, capacity: i32, keep: i32, new: i32) -> Plan {
+    /// A plan to go on in a memory of `capacity`, with the first `sinks` and the last positions,
+    /// `keep` together.
+    pub(crate) fn moved(&self, capacity: i32, sinks: i32, keep: i32, new: i32) -> Plan {
         let [batch, heads, _, dim] = self.memory.shape;
         let carry = Carry {
             source: Source::Memory(Arc::clone(&self.memory), Arc::clone(&self.owner)),
-            first: self.used - keep,
+            sinks: sinks.min(keep),
+            end: self.used,
             count: keep,
         };
         let shape = [batch, heads, capacity, dim];
-        Plan::fresh(shape, self.memory.dtype, Some(carry), new)
+        let KvMemory { dtype, packing, .. } = *self.memory;
+        Plan::fresh(shape, dtype, packing, Some(carry), new)
+    }
+
+    /// The same, packed, in a memory of its own; computed now.
+    pub(crate) fn packed(&self, packing: &KvPacking) -> crate::Result<Self> {
+        self.marker.array.eval()?;
+        let [batch, heads, capacity, dim] = self.memory.shape;
+        let row = packing.row(dim)?;
+        let shape = [batch, heads, capacity, row.words() as i32];
+        let memory = KvMemory::new(shape, Dtype::Uint32, Some(*packing), self.used);
+        {
+            let (from, mut to) = (self.memory.lock(), memory.lock());
+            for (from, to) in from.iter().zip(to.iter_mut()) {
+                to.resize(&shape, Dtype::Uint32)?;
+                let mut to = to.view_mut();
+                pack_all(from.view(), to.as_mut_slice::<u32>()?, row)?;
+            }
+        }
+        Ok(Self {
+            memory: Arc::new(memory),
+            owner: Owner::default(),
+            used: self.used,
+            marker: self.marker.clone(),
+        })
     }
 
     /// Keys and values as arrays `[B, H_kv, capacity, D]`, computed now.
@@ -195,5 +243,21 @@ impl Shared {
             .map(|buffer| buffer.view().as_bytes().to_vec());
         let array = |bytes: &[u8]| Array::from_bytes(bytes, &self.memory.shape, self.memory.dtype);
         Ok([array(&copied[0])?, array(&copied[1])?])
+    }
+}
+
+/// Packs all vectors, whatever is in those that are not in use.
+fn pack_all(from: HostView<'_>, to: &mut [u32], row: PackedRow) -> mlex_core::Result<()> {
+    fn all<T: Element + mlex_core::Element>(
+        from: &HostView<'_>,
+        to: &mut [u32],
+        row: PackedRow,
+    ) -> mlex_core::Result<()> {
+        pack_rows(to, from.as_slice::<T>()?, row).map_err(kernel_error("pack"))
+    }
+    match from.dtype() {
+        Dtype::Float16 => all::<half::f16>(&from, to, row),
+        Dtype::Bfloat16 => all::<half::bf16>(&from, to, row),
+        _ => all::<f32>(&from, to, row),
     }
 }

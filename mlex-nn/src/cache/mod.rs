@@ -1,15 +1,20 @@
 //! What a model remembers of the tokens it has seen: one state per layer, in one value.
 
+mod buffers;
 mod kv;
 pub(crate) mod memory;
+mod packed;
 mod recurrent;
+mod state;
 
 use std::sync::Arc;
 
 use mlex_core::{Array, AttentionMask, Dtype};
 
 pub use kv::KvCache;
+pub use packed::{KvPacking, KvQuantization};
 pub use recurrent::{RecurrentCache, RecurrentState};
+pub use state::{KvState, LayerState};
 
 use crate::{Error, Result};
 
@@ -147,6 +152,7 @@ impl LayerCache {
 #[derive(Clone, Debug, Default)]
 pub struct Cache {
     layers: Vec<LayerCache>,
+    quantization: Option<KvQuantization>,
 }
 
 impl Cache {
@@ -154,6 +160,7 @@ impl Cache {
     pub fn new(layers: impl IntoIterator<Item = LayerCache>) -> Self {
         Self {
             layers: layers.into_iter().collect(),
+            quantization: None,
         }
     }
 
@@ -259,6 +266,82 @@ impl Cache {
             LayerCache::Attention(cache) => cache.dtype(),
             LayerCache::Recurrent(_) => None,
         })
+    }
+
+    /// Lets the queries of layers that see all positions see the first `sinks` and the last ones,
+    /// `size` together (mlx-lm's `RotatingKVCache`).
+    ///
+    /// # Errors
+    /// When tokens have been seen, keys and values are to be packed, or `size` is not more than
+    /// `sinks`.
+    pub fn limit(&mut self, size: i32, sinks: i32) -> Result<()> {
+        if self.quantization.is_some() {
+            let expected = "keys and values that are not packed";
+            return Err(Error::setting("max_kv_size", expected, size));
+        }
+        for layer in &mut self.layers {
+            if let LayerCache::Attention(cache) = layer
+                && cache.keeps_all()
+            {
+                cache.limit(size, sinks)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has [`settle`](Self::settle) pack keys and values. Layers with a window do not.
+    ///
+    /// # Errors
+    /// When there is no such form, or the cache is [limited](Self::limit).
+    pub fn set_quantization(&mut self, quantization: KvQuantization) -> Result<()> {
+        quantization.check()?;
+        let mut layers = self.layers.iter();
+        let limited = |layer: &LayerCache| matches!(layer, LayerCache::Attention(cache) if cache.is_limited());
+        if layers.any(limited) {
+            let found = quantization.bits;
+            return Err(Error::setting("kv_bits", "no max_kv_size", found));
+        }
+        self.quantization = Some(quantization);
+        Ok(())
+    }
+
+    /// Packs what is due, after a step of the model.
+    ///
+    /// # Errors
+    /// When keys and values do not have the form, or MLX fails.
+    pub fn settle(&mut self) -> Result<()> {
+        let Some(quantization) = self.quantization else {
+            return Ok(());
+        };
+        let KvQuantization {
+            bits,
+            group_size,
+            start,
+        } = quantization;
+        for layer in &mut self.layers {
+            if let LayerCache::Attention(cache) = layer
+                && cache.len() >= start
+            {
+                cache.pack(bits, group_size)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The memory that the states take: the bytes of each part, and a number that is the same for
+    /// the same memory, where several caches can share it.
+    pub fn storage(&self) -> impl Iterator<Item = (Option<usize>, usize)> {
+        self.layers.iter().map(|layer| match layer {
+            LayerCache::Attention(cache) => (cache.memory_id(), cache.nbytes()),
+            LayerCache::Recurrent(_) => (None, layer.nbytes()),
+        })
+    }
+
+    /// Whether all layers hold every token that they have seen and will see, so that any number
+    /// of the last ones can be [trimmed](Self::trim).
+    pub fn keeps_all(&self) -> bool {
+        let mut layers = self.layers.iter();
+        layers.all(|layer| matches!(layer, LayerCache::Attention(cache) if cache.keeps_all()))
     }
 
     /// Whether the next step can be queued while the last one is still computed, without a copy

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use mlex_core::Array;
 
+use super::LayerState;
 use crate::{Error, Result};
 
 /// The arrays of a [`RecurrentCache`]. They are replaced, never written to, so that a clone
@@ -89,6 +90,35 @@ impl RecurrentCache {
     pub fn update(&mut self, state: RecurrentState, new: i32) {
         self.state = Some(state);
         self.seen += new;
+    }
+
+    /// What is remembered, without what it was announced.
+    pub(super) fn to_state(&self) -> Result<LayerState> {
+        if !self.left_padding.is_empty() {
+            return Err(Error::setting("states", "no padding", "some"));
+        }
+        Ok(LayerState::Recurrent {
+            seen: self.seen,
+            state: self.state.clone(),
+        })
+    }
+
+    /// Takes a state for one sequence in place of an empty one.
+    pub(super) fn restore(&mut self, seen: i32, state: Option<RecurrentState>) -> Result<()> {
+        if seen < 0 || (seen == 0) != state.is_none() {
+            return Err(Error::setting("tokens seen", "those of the state", seen));
+        }
+        if let Some(RecurrentState { conv, state }) = &state {
+            for (name, array) in [("conv", conv), ("state", state)] {
+                if array.ndim() < 3 || array.dim(0)? != 1 {
+                    let found = format!("{:?}", array.shape());
+                    return Err(Error::setting(name, "a batch of 1", found));
+                }
+            }
+        }
+        self.state = state;
+        self.seen = seen;
+        Ok(())
     }
 
     /// Whether the last `count` tokens can be forgotten: all of them or none, since the state

@@ -4,7 +4,9 @@
 use std::sync::Arc;
 
 use mlex_core::{Array, Error, ErrorKind, HostBuffer, HostConstant, HostView, HostViewMut};
-use mlex_kernels::{AttentionOptions, AttentionShape, Frequencies, Heads, RopeOptions};
+use mlex_kernels::{
+    AttentionOptions, AttentionShape, Frequencies, Heads, PackedHeads, PackedRow, RopeOptions,
+};
 use smallvec::SmallVec;
 
 use super::attention::{Kind, kernel_mask, mask_input};
@@ -101,9 +103,10 @@ impl Attend<'_> {
         let Some([batch, _, head_dim]) = self.sizes(sequence, queries) else {
             return Ok(None);
         };
-        let [rows, heads, _, dim] = target.memory.shape;
+        let [rows, heads, ..] = target.memory.shape;
+        let (dim, dtype) = target.memory.vectors();
         let fits = [rows, heads, dim] == [batch, self.num_kv_heads, head_dim]
-            && target.memory.dtype == sequence.dtype(queries);
+            && dtype == sequence.dtype(queries);
         if !fits {
             return Ok(None);
         }
@@ -167,7 +170,10 @@ impl Attend<'_> {
                 eps,
             })
         };
+        let packing = target.memory.packing.as_ref();
+        let packed = packing.map(|packing| packing.row(packing.dims[0]));
         let step = AttendStep {
+            packed: packed.transpose()?,
             num_heads: size(self.num_heads),
             num_kv_heads: size(self.num_kv_heads),
             scale: self.scale,
@@ -211,6 +217,8 @@ struct Norm {
 }
 
 struct AttendStep {
+    /// The form of packed keys and values.
+    packed: Option<PackedRow>,
     num_heads: usize,
     num_kv_heads: usize,
     scale: f32,
@@ -362,8 +370,22 @@ impl AttendStep {
     ) -> mlex_core::Result<()> {
         let (capacity, used) = (size(self.target.memory.shape[2]), size(self.target.used));
         let mut view = to.view_mut();
-        store(from, view.as_mut_slice::<T>()?, layout, capacity, used);
-        Ok(())
+        let Some(row) = self.packed else {
+            let to = view.as_mut_slice::<T>()?;
+            store(from, layout, |head, position, vector| {
+                let target = (head * capacity + used + position) * layout.dim;
+                to[target..target + layout.dim].copy_from_slice(vector);
+                Ok(())
+            })
+            .map_err(kernel_error(NAME))?;
+            return Ok(());
+        };
+        let (to, words) = (view.as_mut_slice::<u32>()?, row.words());
+        store(from, layout, |head, position, vector| {
+            let target = (head * capacity + used + position) * words;
+            mlex_kernels::pack_rows(&mut to[target..target + words], vector, row)
+        })
+        .map_err(kernel_error(NAME))
     }
 
     /// Attention over buffers `[B, H_kv, capacity, D]`.
@@ -378,10 +400,13 @@ impl AttendStep {
         let (capacity, dim) = (size(k.shape()[2]), queries.dim);
         // From the first position that is seen; every head has the same place in its part.
         let end = size(self.target.used) + queries.length;
-        let start = (end - self.seen) * dim;
-        let strides = [self.num_kv_heads * capacity * dim, capacity * dim, dim];
-        let (k, v) = (k.as_slice::<T>()?, v.as_slice::<T>()?);
-        let seen = |data| Heads { data, strides };
+        let width = size(k.shape()[3]);
+        let start = (end - self.seen) * width;
+        let strides = [
+            self.num_kv_heads * capacity * width,
+            capacity * width,
+            width,
+        ];
         let shape = AttentionShape {
             batch: queries.batch,
             q_heads: self.num_heads,
@@ -397,9 +422,24 @@ impl AttendStep {
             sinks: None,
             output: mlex_kernels::OutputOrder::LengthFirst,
         };
+        let output = output.as_mut_slice::<T>()?;
+        let Some(row) = self.packed else {
+            let (k, v) = (k.as_slice::<T>()?, v.as_slice::<T>()?);
+            let seen = |data| Heads { data, strides };
+            let (k, v) = (seen(&k[start..]), seen(&v[start..]));
+            return mlex_kernels::attention(output, q, k, v, shape, options)
+                .map_err(kernel_error(NAME));
+        };
+        let (k, v) = (k.as_slice::<u32>()?, v.as_slice::<u32>()?);
+        let seen = |words| PackedHeads {
+            words: Heads {
+                data: words,
+                strides,
+            },
+            row,
+        };
         let (k, v) = (seen(&k[start..]), seen(&v[start..]));
-        mlex_kernels::attention(output.as_mut_slice::<T>()?, q, k, v, shape, options)
-            .map_err(kernel_error(NAME))
+        mlex_kernels::attention_packed(output, q, k, v, shape, options).map_err(kernel_error(NAME))
     }
 }
 
@@ -423,18 +463,27 @@ fn copy_rows(carry: &Carry, from: HostView<'_>, to: &mut HostBuffer) -> mlex_cor
     };
     let row = size(dim) * from.dtype().size_in_bytes();
     let to_capacity = size(to.view().shape()[2]);
-    let (first, count) = (size(carry.first) * row, size(carry.count) * row);
+    let sinks = size(carry.sinks) * row;
+    let rest = size(carry.count - carry.sinks) * row;
+    let first = size(carry.end) * row - rest;
     let mut view = to.view_mut();
     let to = view.as_mut_bytes();
     for head in 0..size(batch) * size(heads) {
-        let source = &from.as_bytes()[head * size(from_capacity) * row + first..][..count];
-        to[head * to_capacity * row..][..count].copy_from_slice(source);
+        let from = &from.as_bytes()[head * size(from_capacity) * row..];
+        let to = &mut to[head * to_capacity * row..][..sinks + rest];
+        to[..sinks].copy_from_slice(&from[..sinks]);
+        to[sinks..].copy_from_slice(&from[first..][..rest]);
     }
     Ok(())
 }
 
-/// Puts heads into a buffer `[B, heads, capacity, D]` from position `used` on.
-fn store<T: Copy>(from: Heads<'_, T>, to: &mut [T], layout: Layout, capacity: usize, used: usize) {
+/// Gives each vector of heads to `put`, with the number of its head over all sequences and its
+/// position.
+fn store<T: Copy>(
+    from: Heads<'_, T>,
+    layout: Layout,
+    mut put: impl FnMut(usize, usize, &[T]) -> mlex_kernels::Result<()>,
+) -> mlex_kernels::Result<()> {
     let Layout {
         batch,
         length,
@@ -446,11 +495,11 @@ fn store<T: Copy>(from: Heads<'_, T>, to: &mut [T], layout: Layout, capacity: us
         for h in 0..heads {
             for l in 0..length {
                 let source = b * b_stride + h * h_stride + l * l_stride;
-                let target = ((b * heads + h) * capacity + used + l) * dim;
-                to[target..target + dim].copy_from_slice(&from.data[source..source + dim]);
+                put(b * heads + h, l, &from.data[source..source + dim])?;
             }
         }
     }
+    Ok(())
 }
 
 impl Step for AttendStep {

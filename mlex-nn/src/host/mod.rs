@@ -97,7 +97,7 @@ fn outputs_error(expected: u64, found: &[HostViewMut<'_>]) -> Error {
 }
 
 /// A kernel's error as one of its operation.
-fn kernel_error(op: &'static str) -> impl Fn(KernelError) -> Error {
+pub(crate) fn kernel_error(op: &'static str) -> impl Fn(KernelError) -> Error {
     move |error| {
         Error::new(ErrorKind::HostOp {
             op: op.to_owned(),

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a helper fails as its test would")]
 
 mod caches;
+mod held;
 mod layers;
 mod nodes;
 

@@ -11,6 +11,7 @@ mod config;
 mod convert;
 mod error;
 mod files;
+mod fingerprint;
 mod fp8;
 pub mod generate;
 mod gguf;

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use mlex_core::{Array, Stream, memory};
+use mlex_core::{Array, Stream, eval, memory};
 use mlex_nn::Cache;
 
 use super::output::Output;
+use super::prompt_cache::{Filling, PromptCache, fill};
 use super::request::{Completion, Event, FinishReason, Prompt, Request, Timings, Usage};
-use super::token_stream::prefill;
 use super::{PrefillProgress, Sampler, StreamOptions, TokenStream};
 use crate::media::{Media, MediaEngine, MediaPrompt, Placeholders};
 use crate::model::Model;
@@ -37,6 +37,11 @@ pub(super) struct TextParts {
 impl TextParts {
     /// The prompt of a request as text; none when it is tokens already.
     pub(super) fn render(&self, request: &Request) -> Result<Option<String>> {
+        self.render_with(request, true)
+    }
+
+    /// The same, with what announces the answer to a conversation or without it.
+    fn render_with(&self, request: &Request, announced: bool) -> Result<Option<String>> {
         match &request.prompt {
             Prompt::Raw(text) => Ok(Some(text.clone())),
             Prompt::Tokens(_) => Ok(None),
@@ -53,7 +58,7 @@ impl TextParts {
                 let text = template.render(&ChatRequest {
                     messages: &chat_messages(messages)?,
                     tools: (!request.tools.is_empty()).then_some(&*request.tools),
-                    add_generation_prompt: true,
+                    add_generation_prompt: announced,
                     variables,
                     ..ChatRequest::default()
                 })?;
@@ -101,7 +106,7 @@ impl TextParts {
     }
 
     /// The prompt of a request, its media made into features.
-    fn prompt(
+    pub(super) fn prompt(
         &self,
         request: &Request,
         rendered: Option<String>,
@@ -121,6 +126,18 @@ impl TextParts {
         };
         let ids = self.encode(request, rendered)?;
         MediaPrompt::new(ids, &encoded, placeholders.tokens)
+    }
+
+    /// How many tokens of `prompt`, that of a request, come before what announces the answer;
+    /// none where that cannot be told.
+    pub(super) fn turn_end(&self, request: &Request, prompt: &[u32]) -> Option<usize> {
+        if !matches!(request.prompt, Prompt::Messages(_)) {
+            return None;
+        }
+        let before = self.render_with(request, false).ok()?;
+        let before = self.encode(request, before).ok()?;
+        let pairs = before.iter().zip(prompt);
+        Some(pairs.take_while(|(a, b)| a == b).count())
     }
 
     /// The rendered prompt of a request as tokens.
@@ -165,6 +182,7 @@ pub(super) fn run(
     media: &mut MediaEngine,
     text: &Arc<TextParts>,
     request: &Request,
+    pool: &mut PromptCache,
     sink: &mut Sink<'_>,
 ) -> Result<()> {
     let rendered = text.render(request)?;
@@ -181,7 +199,12 @@ pub(super) fn run(
     }
     // A wrong number is told before the prompt is computed.
     Sampler::new(request.sampler.clone(), model.info().vocab_size, &[])?;
-    let mut cache = model.new_cache()?;
+    let mut unused = PromptCache::none();
+    let pool = if request.use_prompt_cache {
+        pool
+    } else {
+        &mut unused
+    };
     let choices = request.choices.max(1);
 
     let mut listening = sink.event(Event::Prompt(prompt.ids().to_vec()));
@@ -190,7 +213,7 @@ pub(super) fn run(
         // Nobody waits for it any more: the prompt is not worth its time.
         let usage = Usage {
             prompt_tokens,
-            completion_tokens: 0,
+            ..Usage::default()
         };
         for _ in 0..choices {
             sink.event(Event::Done(Completion {
@@ -205,14 +228,17 @@ pub(super) fn run(
         listening = listening && sink.event(Event::Prefill(progress));
         listening
     };
-    let hidden = prefill(
-        model,
-        &mut cache,
-        &prompt,
-        request.prefill_step,
-        &mut on_progress,
-    )?;
-    let mut cache = Some(cache);
+    let key = prompt.key()?;
+    let filling = Filling {
+        key: &key,
+        prompt: &prompt,
+        settings: &request.kv,
+        step: request.prefill_step,
+        turn_end: &|| text.turn_end(request, key.tokens()),
+    };
+    let filled = fill(model, pool, &filling, &mut on_progress)?;
+    let (hidden, cached_tokens) = (filled.hidden, filled.known);
+    let mut cache = Some(filled.cache);
     for choice in 0..choices {
         // The last answer takes the cache itself: a second one in use would be copied.
         let last = choice + 1 == choices;
@@ -231,8 +257,18 @@ pub(super) fn run(
             rendered: rendered.as_deref(),
             choice,
             started,
+            cached_tokens,
         };
-        listening = answer.run(&mut used, hidden, sink)?;
+        let mut ids = Vec::new();
+        listening = answer.run(&mut used, hidden, &mut ids, sink)?;
+        // The last token may not have been given to the model.
+        let fed = usize::try_from(used.len()).unwrap_or(0);
+        let fed = fed.checked_sub(prompt_tokens);
+        if let (Some(_), Some(fed)) = (hidden, fed.and_then(|fed| ids.get(..fed))) {
+            if eval(used.arrays()).is_ok() {
+                pool.insert(key.followed_by(fed), request.kv, used, None);
+            }
+        }
     }
     Ok(())
 }
@@ -246,12 +282,19 @@ struct Answering<'a> {
     rendered: Option<&'a str>,
     choice: usize,
     started: Instant,
+    cached_tokens: usize,
 }
 
 impl Answering<'_> {
     /// Generates it after the prompt in `cache`, whose last state is `hidden` `[1, D]`; without
-    /// one it was cancelled. Says whether anyone still listens.
-    fn run(&self, cache: &mut Cache, hidden: Option<&Array>, sink: &mut Sink<'_>) -> Result<bool> {
+    /// one it was cancelled. The tokens are added to `ids`. Says whether anyone still listens.
+    fn run(
+        &self,
+        cache: &mut Cache,
+        hidden: Option<&Array>,
+        ids: &mut Vec<u32>,
+        sink: &mut Sink<'_>,
+    ) -> Result<bool> {
         let Self { text, request, .. } = *self;
         let mut output = Output::new(text, request, self.rendered);
         let mut finish_reason = FinishReason::Cancelled;
@@ -274,6 +317,7 @@ impl Answering<'_> {
                     break;
                 };
                 first.get_or_insert_with(Instant::now);
+                ids.push(id);
                 let (parts, stopped) = output.push(id);
                 let logprobs = stream.logprobs().cloned();
                 let listening = sink.event(Event::Token {
@@ -306,6 +350,7 @@ impl Answering<'_> {
         };
         let usage = Usage {
             prompt_tokens: self.prompt.len(),
+            cached_tokens: self.cached_tokens,
             completion_tokens: output.count,
         };
         Ok(sink.event(Event::Done(Completion {

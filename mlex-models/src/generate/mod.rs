@@ -5,12 +5,17 @@
 
 mod engine;
 mod output;
+mod prompt_cache;
 mod request;
 mod sampler;
 mod score;
 mod session;
 mod token_stream;
 
+pub use prompt_cache::{
+    Found, KvSettings, MediaSpan, PromptCache, PromptCacheLimits, PromptCacheStats, PromptFileInfo,
+    PromptKey,
+};
 pub use request::{
     Completion, Event, FinishReason, Prompt, Request, Timings, TokenLogprob, TokenLogprobs, Usage,
 };

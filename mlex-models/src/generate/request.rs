@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{Dry, PrefillProgress, SamplerConfig};
+use super::{Dry, KvSettings, PrefillProgress, SamplerConfig};
 use crate::media::Media;
 use crate::text::{Answer, Part};
 use crate::towers::MediaOptions;
@@ -63,6 +63,11 @@ pub struct Request {
     /// [`OutputFormat`](crate::text::OutputFormat). Otherwise, and without a conversation, all is
     /// text.
     pub parse: bool,
+    /// How keys and values are held.
+    pub kv: KvSettings,
+    /// Begins with what the session knows of the prompt already, and leaves the states of this one
+    /// for others.
+    pub use_prompt_cache: bool,
 }
 
 impl Request {
@@ -84,6 +89,8 @@ impl Request {
             reasoning_budget: None,
             dry_breakers: Dry::BREAKERS.map(str::to_owned).to_vec(),
             parse: true,
+            kv: KvSettings::default(),
+            use_prompt_cache: true,
         }
     }
 
@@ -196,6 +203,8 @@ impl fmt::Display for FinishReason {
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
+    /// Those of them whose state was known.
+    pub cached_tokens: usize,
     /// Tokens generated, the end-of-text token included.
     pub completion_tokens: usize,
 }
@@ -225,9 +234,14 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// Prompt tokens per second.
+    /// Prompt tokens per second, without those whose state was known.
     pub fn prefill_tps(&self) -> f64 {
-        rate(self.usage.prompt_tokens, self.timings.prefill)
+        let Usage {
+            prompt_tokens,
+            cached_tokens,
+            ..
+        } = self.usage;
+        rate(prompt_tokens - cached_tokens, self.timings.prefill)
     }
 
     /// Generated tokens per second; the first counts to the prefill.

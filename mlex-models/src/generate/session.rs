@@ -11,9 +11,13 @@ use std::time::{Duration, Instant};
 use mlex_core::{Device, Dtype, Stream};
 
 use super::engine::{self, Sink, TextParts};
+use super::prompt_cache::{
+    self, PromptCache, PromptCacheLimits, PromptCacheStats, PromptFileInfo, PromptJob,
+};
 use super::request::{Event, Request};
 use super::score::{self, Score};
 use crate::files::ModelFiles;
+use crate::fingerprint::fingerprint;
 use crate::load::{LoadedModel, load};
 use crate::media::{MediaEngine, Placeholders};
 use crate::model::ModelInfo;
@@ -31,6 +35,8 @@ pub struct LoadOptions {
     pub dtype: Option<Dtype>,
     /// What computes; otherwise the [preferred device](Device::preferred).
     pub device: Option<Device>,
+    /// How many states of prompts are held, so that a prompt that begins alike starts later.
+    pub prompt_cache: PromptCacheLimits,
     /// Called, on the model's thread, after each tensor.
     pub on_progress: Option<Box<dyn FnMut(LoadProgress) + Send>>,
 }
@@ -40,6 +46,7 @@ impl fmt::Debug for LoadOptions {
         f.debug_struct("LoadOptions")
             .field("dtype", &self.dtype)
             .field("device", &self.device)
+            .field("prompt_cache", &self.prompt_cache)
             .finish_non_exhaustive()
     }
 }
@@ -71,6 +78,7 @@ enum Job {
         top: usize,
         reply: Sender<Result<Score>>,
     },
+    Prompts(PromptJob),
 }
 
 /// A loaded model. A clone talks to the same model, whose thread ends with the last of them;
@@ -144,6 +152,17 @@ impl Session {
         let (ready, loaded) = channel();
         let run = move || {
             let start = Instant::now();
+            let mut pool = PromptCache::new(options.prompt_cache.clone());
+            // What the states of this model in files are told by.
+            let dtype = options.dtype;
+            let identity = path.clone();
+            let identity = move || {
+                let files = fingerprint(&identity)?;
+                Ok(match dtype {
+                    Some(dtype) => format!("{files}-{dtype}"),
+                    None => files,
+                })
+            };
             match open(&path, options) {
                 Ok((model, mut media, text, device)) => {
                     let info = SessionInfo {
@@ -156,7 +175,7 @@ impl Session {
                     let text = Arc::new(text);
                     // Nobody waits any more when this fails; then there are no jobs either.
                     let _ = ready.send(Ok((Arc::clone(&text), info)));
-                    serve(&model, &mut media, &text, &inbox);
+                    serve(&model, &mut media, &text, &mut pool, &identity, &inbox);
                 }
                 Err(error) => {
                     let _ = ready.send(Err(error));
@@ -226,6 +245,48 @@ impl Session {
             choices,
             engine: Arc::clone(&self.engine),
         }
+    }
+
+    /// What the prompt cache holds.
+    ///
+    /// # Errors
+    /// When the model's thread has ended.
+    pub fn prompt_cache(&self) -> Result<PromptCacheStats> {
+        let (reply, answer) = channel();
+        self.engine.submit(Job::Prompts(PromptJob::Stats(reply)));
+        answer.recv().map_err(|_| gone())
+    }
+
+    /// Gives up all states of the prompt cache.
+    pub fn clear_prompt_cache(&self) {
+        self.engine.submit(Job::Prompts(PromptJob::Clear));
+    }
+
+    /// Computes the prompt of `request` and writes its state to a file, for
+    /// [`load_prompt`](Self::load_prompt).
+    ///
+    /// # Errors
+    /// When the prompt is refused, MLX fails, or the file cannot be written.
+    pub fn save_prompt(&self, request: Request, path: impl AsRef<Path>) -> Result<PromptFileInfo> {
+        let (reply, answer) = channel();
+        self.engine.submit(Job::Prompts(PromptJob::Save {
+            request: Box::new(request),
+            path: path.as_ref().to_path_buf(),
+            reply,
+        }));
+        answer.recv().map_err(|_| gone())?
+    }
+
+    /// Adds the state of a prompt from a file to the prompt cache.
+    ///
+    /// # Errors
+    /// When the file is no such state, or one of another model.
+    pub fn load_prompt(&self, path: impl AsRef<Path>) -> Result<PromptFileInfo> {
+        let (reply, answer) = channel();
+        let path = path.as_ref().to_path_buf();
+        self.engine
+            .submit(Job::Prompts(PromptJob::Load { path, reply }));
+        answer.recv().map_err(|_| gone())?
     }
 
     /// The log-probabilities of `tokens`, with the `top` likeliest at each position.
@@ -302,6 +363,8 @@ fn serve(
     model: &LoadedModel,
     media: &mut MediaEngine,
     text: &Arc<TextParts>,
+    pool: &mut PromptCache,
+    identity: &dyn Fn() -> Result<String>,
     inbox: &Receiver<Job>,
 ) {
     for job in inbox {
@@ -316,12 +379,16 @@ fn serve(
                     send: &mut send,
                     cancelled: &cancelled,
                 };
-                if let Err(error) = engine::run(&*model.model, media, text, &request, &mut sink) {
+                let model = &*model.model;
+                if let Err(error) = engine::run(model, media, text, &request, pool, &mut sink) {
                     let _ = events.send(Err(error));
                 }
             }
             Job::Score { tokens, top, reply } => {
                 let _ = reply.send(score::score(&*model.model, &tokens, top));
+            }
+            Job::Prompts(job) => {
+                prompt_cache::serve(job, &*model.model, media, text, pool, identity);
             }
         }
     }

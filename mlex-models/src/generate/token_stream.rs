@@ -1,5 +1,7 @@
 //! The loop of prefill and decode, as an iterator of tokens.
 
+use std::ops::Range;
+
 use mlex_core::{Array, Device, Stream, async_eval, eval, memory};
 use mlex_nn::Cache;
 
@@ -94,7 +96,9 @@ impl<'m> TokenStream<'m> {
         on_progress: &mut dyn FnMut(PrefillProgress) -> bool,
     ) -> Result<Self> {
         let prompt = MediaPrompt::from(prompt.to_vec());
-        let hidden = prefill(model, cache, &prompt, options.prefill_step, on_progress)?;
+        let all = 0..prompt.ids().len();
+        let step = options.prefill_step;
+        let hidden = prefill(model, cache, &prompt, all, step, on_progress)?;
         let mut stream = Self::empty(model, cache, sampler, options);
         if let Some(hidden) = hidden {
             stream.start(&hidden, options.max_tokens)?;
@@ -196,6 +200,7 @@ impl<'m> TokenStream<'m> {
         let hidden = self
             .model
             .forward(Input::Tokens(&token.expand_dims(0)?), self.cache)?;
+        self.cache.settle()?;
         self.choose(&hidden.squeeze(1)?)
     }
 
@@ -247,7 +252,7 @@ impl Iterator for TokenStream<'_> {
     }
 }
 
-/// Gives `prompt` to the model in steps of at most `step` tokens. Returns the hidden state
+/// Gives the tokens `range` of `prompt` to the model in steps of at most `step` tokens. Returns the hidden state
 /// `[1, D]` of the last position, or nothing when `on_progress` said to stop.
 ///
 /// # Errors
@@ -256,16 +261,20 @@ pub(super) fn prefill(
     model: &dyn Model,
     cache: &mut Cache,
     prompt: &MediaPrompt,
+    range: Range<usize>,
     step: usize,
     on_progress: &mut dyn FnMut(PrefillProgress) -> bool,
 ) -> Result<Option<Array>> {
-    let total = prompt.ids().len();
+    let total = range.len();
     let mut processed = 0;
     let mut last = None;
     while processed < total {
-        let end = prompt.step_end(processed, step);
-        let hidden = prompt.forward(model, cache, processed..end)?;
-        processed = end;
+        let start = range.start + processed;
+        let end = prompt.step_end(start, step.min(range.end - start));
+        let end = end.min(range.end);
+        let hidden = prompt.forward(model, cache, start..end)?;
+        cache.settle()?;
+        processed = end - range.start;
         if processed < total {
             eval(cache.arrays())?;
             memory::clear_cache()?;

@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use mlex_core::Array;
+use sha2::{Digest, Sha256};
 
+use crate::generate::{MediaSpan, PromptKey};
 use crate::model::{Input, MixedInput, Model, Positions};
 use crate::towers::{Encoded, MediaTokens, Run};
 use crate::{Error, Result};
@@ -83,6 +85,28 @@ impl MediaPrompt {
     /// The token ids.
     pub fn ids(&self) -> &[u32] {
         &self.ids
+    }
+
+    /// What its state is known by: the ids, and hashes of the features and of how they are placed.
+    ///
+    /// # Errors
+    /// When the features cannot be computed.
+    pub fn key(&self) -> Result<PromptKey> {
+        let span = |place: &Place| -> Result<MediaSpan> {
+            let mut hash = Sha256::new();
+            hash.update(place.features.dtype().to_string());
+            hash.update(format!("{:?} {:?}", place.features.shape(), place.run));
+            hash.update(place.features.contiguous()?.as_bytes()?);
+            Ok(MediaSpan {
+                tokens: place.tokens.clone(),
+                digest: hash.finalize().into(),
+            })
+        };
+        let places = self.places.iter().filter(|place| !place.tokens.is_empty());
+        let spans = places.map(span).collect::<Result<_>>()?;
+        let key = PromptKey::with_media(self.ids.clone(), spans);
+        // Runs follow each other.
+        key.ok_or_else(|| Error::field("media", "tokens of their own", "shared ones"))
     }
 
     /// Text counts on in all directions. The tokens of a picture have one place in time, the

@@ -473,7 +473,11 @@ impl KvCache {
         } = state;
         if !(0..=seen).contains(&fixed) || seen.checked_add(shift).is_none() {
             let found = format!("{shift} from {fixed} on");
-            return Err(Error::setting("shift of positions", "one of the tokens seen", found));
+            return Err(Error::setting(
+                "shift of positions",
+                "one of the tokens seen",
+                found,
+            ));
         }
         let held = match &arrays {
             Some([keys, values]) => {

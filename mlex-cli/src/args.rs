@@ -3,7 +3,7 @@
 use anyhow::Result;
 use mlex_core::{Device, Dtype};
 use mlex_models::compute;
-use mlex_models::generate::{Dry, Request, SamplerConfig, Xtc};
+use mlex_models::generate::{Dry, KvSettings, Request, SamplerConfig, Xtc};
 use serde_json::Value;
 
 use crate::failure;
@@ -44,6 +44,57 @@ impl ModelArgs {
         }
         Ok(device)
     }
+}
+
+/// How keys and values are held, with mlx-lm's names and defaults.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Keys and values")]
+pub(crate) struct KvArgs {
+    /// See the first four tokens and the last ones, so many together [default: all]
+    #[arg(long, value_name = "N", conflicts_with = "kv_bits",
+          value_parser = clap::value_parser!(i32).range(5..))]
+    max_kv_size: Option<i32>,
+    /// Hold keys and values in so many bits: 2, 3, 4, 5, 6 or 8 [default: as they are]
+    #[arg(long, value_name = "BITS", value_parser = kv_bits)]
+    kv_bits: Option<i32>,
+    /// With --kv-bits, how many numbers share a scale: 32, 64 or 128
+    #[arg(long, default_value = "64", value_name = "N", value_parser = kv_group_size)]
+    kv_group_size: i32,
+    /// With --kv-bits, from how many tokens on
+    #[arg(long, default_value_t = 5000, value_name = "N",
+          value_parser = clap::value_parser!(i32).range(0..))]
+    quantized_kv_start: i32,
+}
+
+impl KvArgs {
+    /// The settings.
+    pub(crate) fn settings(&self) -> KvSettings {
+        let mut settings = KvSettings::new();
+        settings.max_kv_size = self.max_kv_size;
+        if self.kv_bits.is_some() {
+            settings.bits = self.kv_bits;
+            settings.group_size = Some(self.kv_group_size);
+            settings.quantized_start = self.quantized_kv_start;
+        }
+        settings
+    }
+}
+
+/// One of some numbers.
+fn one_of(text: &str, known: &[i32]) -> Result<i32, String> {
+    let number = text.parse().ok().filter(|number| known.contains(number));
+    number.ok_or_else(|| {
+        let known: Vec<String> = known.iter().map(i32::to_string).collect();
+        format!("expected one of {}", known.join(", "))
+    })
+}
+
+fn kv_bits(text: &str) -> Result<i32, String> {
+    one_of(text, &[2, 3, 4, 5, 6, 8])
+}
+
+fn kv_group_size(text: &str) -> Result<i32, String> {
+    one_of(text, &[32, 64, 128])
 }
 
 /// How tokens are chosen.

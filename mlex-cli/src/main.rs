@@ -3,6 +3,7 @@
 
 mod args;
 mod bench;
+mod cache;
 mod chat;
 mod convert;
 mod failure;
@@ -36,6 +37,7 @@ struct Cli {
 enum Command {
     Generate(Box<generate::Args>),
     Chat(chat::Args),
+    Cache(cache::Args),
     Score(score::Args),
     Inspect(inspect::Args),
     Convert(convert::Args),
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
     let done = match &cli.command {
         Command::Generate(args) => generate::run(args),
         Command::Chat(args) => chat::run(args),
+        Command::Cache(args) => cache::run(args),
         Command::Score(args) => score::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Convert(args) => convert::run(args),

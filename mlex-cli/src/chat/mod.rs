@@ -5,6 +5,7 @@ mod input;
 mod settings;
 
 use std::mem::ManuallyDrop;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -14,9 +15,9 @@ use mlex_models::media::Media;
 use mlex_models::text::Answer;
 use serde_json::{Value, json};
 
-use crate::args::{ModelArgs, SamplerArgs, key_json};
+use crate::args::{KvArgs, ModelArgs, SamplerArgs, key_json};
 use crate::failure::{self, Hinted};
-use crate::generate::load;
+use crate::generate::{load, load_prompt};
 use crate::interrupt::Interrupts;
 use crate::media::{content, named_in};
 use crate::output::{StdoutClosed, note};
@@ -50,7 +51,13 @@ pub(crate) struct Args {
     /// Set a variable of the chat template, such as enable_thinking=false (repeatable)
     #[arg(long, value_name = "KEY=JSON", value_parser = key_json)]
     template_arg: Vec<(String, Value)>,
-    // Its help heading holds for what follows, so it comes last.
+    /// Begin with the state of a prompt from `mlex cache save`; how keys and values are held is
+    /// then as it was saved
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["max_kv_size", "kv_bits"])]
+    prompt_cache: Option<PathBuf>,
+    // Their help headings hold for what follows, so they come last.
+    #[command(flatten)]
+    kv: KvArgs,
     #[command(flatten)]
     sampler: SamplerArgs,
 }
@@ -67,10 +74,14 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let mut request = Request::new(Prompt::Messages(Vec::new())).with_max_tokens(args.max_tokens);
     request.reasoning_budget = args.reasoning_budget;
     request.template_variables = args.template_arg.iter().cloned().collect();
+    request.kv = args.kv.settings();
     args.sampler.apply(sampler, &mut request);
 
     // Never dropped, as in `mlex generate`.
     let session = ManuallyDrop::new(load(&path, &args.model)?);
+    if let Some(file) = &args.prompt_cache {
+        request.kv = load_prompt(&session, file)?;
+    }
     let mut chat = Chat {
         session: &session,
         interrupts: Interrupts::install()?,

@@ -4,25 +4,26 @@ mod prompt;
 
 use std::mem::ManuallyDrop;
 use std::num::NonZeroUsize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use mlex_models::ModelFiles;
 use mlex_models::generate::{
-    Completion, Event, FinishReason, LoadOptions, Request, Session, TokenLogprob, TokenLogprobs,
+    Completion, Event, FinishReason, KvSettings, LoadOptions, Request, Session, TokenLogprob,
+    TokenLogprobs,
 };
 use mlex_models::text::Answer;
 use serde_json::{Map, Value, json};
 
-use crate::args::{ModelArgs, SamplerArgs};
+use crate::args::{KvArgs, ModelArgs, SamplerArgs};
 use crate::failure::{self, INTERRUPTED};
 use crate::interrupt::cancel_on_interrupt;
 use crate::output::{note, number, print_json, size};
 use crate::progress::{ByteBar, PrefillBar};
 use crate::show::{Show, call_json};
 pub(crate) use prompt::Conversation;
-use prompt::PromptArgs;
+pub(crate) use prompt::PromptArgs;
 
 /// Generate text from a prompt or a conversation
 ///
@@ -59,9 +60,15 @@ pub(crate) struct Args {
     /// Print one JSON document in place of the text and statistics
     #[arg(long)]
     json: bool,
+    /// Begin with the state of a prompt from `mlex cache save`, where this one begins alike; how
+    /// keys and values are held is then as it was saved
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["max_kv_size", "kv_bits"])]
+    prompt_cache: Option<PathBuf>,
     // Their help headings hold for what follows, so they come last.
     #[command(flatten)]
     prompt: PromptArgs,
+    #[command(flatten)]
+    kv: KvArgs,
     #[command(flatten)]
     sampler: SamplerArgs,
 }
@@ -87,11 +94,15 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     request.reasoning_budget = args.reasoning_budget;
     request.choices = args.choices.get();
     request.logprobs = args.logprobs;
+    request.kv = args.kv.settings();
     args.sampler.apply(sampler, &mut request);
 
     // Never dropped: its thread waits, idle, until the program has ended. Taking the model
     // apart would only delay the end.
     let session = ManuallyDrop::new(load(&path, &args.model)?);
+    if let Some(file) = &args.prompt_cache {
+        request.kv = load_prompt(&session, file)?;
+    }
     let show = (!args.json).then(|| Show::new(!args.hide_reasoning));
     let output = generate(&session, request, show)?;
     if args.json {
@@ -124,6 +135,17 @@ pub(crate) fn load(path: &Path, args: &ModelArgs) -> Result<Session> {
     let session = Session::load(path, options);
     bar.finish();
     Ok(session?)
+}
+
+/// Takes the state of a prompt from a file. Returns how it is held.
+pub(crate) fn load_prompt(session: &Session, file: &Path) -> Result<KvSettings> {
+    let info = session.load_prompt(file)?;
+    note(&format!(
+        "prompt cache: {} tokens from {}",
+        info.tokens,
+        file.display()
+    ));
+    Ok(info.settings)
 }
 
 /// All that a generation has given.
@@ -218,8 +240,12 @@ impl Choice {
         } = completion;
         let prefill = rate(completion.prefill_tps());
         let decode = rate(completion.decode_tps());
+        let cached = match usage.cached_tokens {
+            0 => String::new(),
+            cached => format!(" ({cached} from the prompt cache)"),
+        };
         note(&format!(
-            "prompt:     {} tokens{prefill}",
+            "prompt:     {} tokens{cached}{prefill}",
             usage.prompt_tokens
         ));
         note(&format!(
@@ -268,13 +294,14 @@ impl Output {
             let choices = choices.collect::<Result<Vec<_>>>()?;
             fields.insert("choices".into(), json!(choices));
         }
-        fields.insert(
-            "usage".into(),
-            json!({
-                "prompt_tokens": usage.prompt_tokens,
-                "completion_tokens": usage.completion_tokens,
-            }),
-        );
+        let mut counts = json!({
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+        });
+        if usage.cached_tokens > 0 {
+            counts["cached_tokens"] = usage.cached_tokens.into();
+        }
+        fields.insert("usage".into(), counts);
         fields.insert(
             "timings".into(),
             json!({

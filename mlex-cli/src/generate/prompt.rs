@@ -22,6 +22,9 @@ pub(crate) struct PromptArgs {
     /// The prompt; `-`, or none with stdin not a terminal, reads it from stdin
     #[arg(long, short, value_name = "TEXT", conflicts_with_all = ["messages", "prompt_tokens"])]
     prompt: Option<String>,
+    /// A file with the prompt
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "messages", "prompt_tokens"])]
+    prompt_file: Option<PathBuf>,
     /// A JSON file with a conversation, a list of messages or {"messages": [..], "tools": [..]};
     /// `-` is stdin
     #[arg(long, value_name = "FILE", conflicts_with_all = ["raw", "prompt_tokens"])]
@@ -86,6 +89,10 @@ impl PromptArgs {
     }
 
     fn text(&self) -> Result<String> {
+        if let Some(path) = &self.prompt_file {
+            let name = path.display().to_string();
+            return fs::read_to_string(path).context(name);
+        }
         match self.prompt.as_deref() {
             Some(text) if text != STDIN => return Ok(text.to_owned()),
             None if io::stdin().is_terminal() => {

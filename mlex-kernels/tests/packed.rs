@@ -149,14 +149,14 @@ fn check_attention<T: Element>(scales: FloatType, shape: AttentionShape, bits: u
     let [k, v] = packed.each_ref().map(|data| words(&data[..]));
     attention_packed(&mut found, queries, k, v, shape, options).unwrap();
     for (found, expected) in found.iter().zip(&expected) {
-        let error = (found.to_f32() - expected).abs();
+        let error = f64::from((found.to_f32() - expected).abs());
         assert!(error <= epsilon::<T>() * 4.0 + 2e-5, "{shape:?}: {error}");
     }
 }
 
 #[test]
 fn attention_is_that_over_what_is_packed() {
-    at_every_level(|| {
+    at_every_level(|_| {
         for (q_len, kv_len) in [(1, 1), (1, 300), (3, 130), (40, 40), (70, 200)] {
             for (head_dim, bits) in [(64, 4), (64, 8), (32, 3), (128, 6)] {
                 let shape = AttentionShape {

@@ -23,21 +23,15 @@ fn main() -> Result<()> {
     let tokens: usize = tokens.unwrap_or(2000);
     let session = Session::load(&model, LoadOptions::default())?;
 
-    let mut messages = Vec::new();
+    let said = |text: &str| vec![json!({"role": "user", "content": text})];
     let mut text = "Here are notes of a walk.".to_owned();
     let mut step = 0;
-    let length = |messages: &[Value]| session.prompt_tokens(&request(messages));
-    loop {
-        messages = vec![json!({"role": "user", "content": text})];
-        if length(&messages)?.len() >= tokens {
-            break;
-        }
+    while session.prompt_tokens(&request(&said(&text)))?.len() < tokens {
         step += 1;
-        text.push_str(&format!(
-            " After {step} steps I saw tree number {}.",
-            step * 7 % 101
-        ));
+        let tree = step * 7 % 101;
+        text.push_str(&format!(" After {step} steps I saw tree number {tree}."));
     }
+    let messages = said(&text);
     let (mut cold, mut warm) = (Vec::new(), Vec::new());
     let mut sizes = [0; 2];
     for _ in 0..RUNS {

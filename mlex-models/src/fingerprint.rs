@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use mlex_core::io::Checkpoint;
 use sha2::{Digest, Sha256};
 
 use crate::Result;
@@ -42,16 +43,12 @@ fn files(path: &Path) -> Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.to_path_buf()]);
     }
-    let mut files = Vec::new();
-    for entry in std::fs::read_dir(path).with_path(path)? {
-        let file = entry.with_path(path)?.path();
-        let weights = file.extension().is_some_and(|end| end == "safetensors");
-        if weights || file.file_name().is_some_and(|name| name == "config.json") {
-            files.push(file);
-        }
-    }
-    files.sort();
-    Ok(files)
+    let weights = Checkpoint::open(path)?;
+    let weights = weights.files().iter().map(|file| file.path().to_path_buf());
+    Ok([path.join("config.json")]
+        .into_iter()
+        .chain(weights)
+        .collect())
 }
 
 fn add(hash: &mut Sha256, path: &Path) -> std::io::Result<()> {

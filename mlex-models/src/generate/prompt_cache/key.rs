@@ -118,8 +118,8 @@ mod tests {
             tokens: tokens.clone(),
             digest: [*byte; 32],
         };
-        let media = media.iter().map(span).collect();
-        PromptKey::with_media(vec![7; 20], media).unwrap_or_else(|| panic!("{media:?}"))
+        let spans = media.iter().map(span).collect();
+        PromptKey::with_media(vec![7; 20], spans).unwrap_or_else(|| panic!("{media:?}"))
     }
 
     #[test]

@@ -9,9 +9,9 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use mlex_kernels::{
-    Activation, AttentionOptions, AttentionShape, Heads, Level, Linear, Mask, Mode, OutputOrder,
-    Precision, Projection, QuantizedWeight, Scales, attention, linear, project, project_gated,
-    quantized_matmul, threads,
+    Activation, AttentionOptions, AttentionShape, FloatType, Heads, Level, Linear, Mask, Mode,
+    OutputOrder, PackedHeads, PackedRow, Precision, Projection, QuantizedWeight, Scales, attention,
+    attention_packed, linear, pack_rows, project, project_gated, quantized_matmul, threads,
 };
 
 /// The median time of a call, in seconds.
@@ -195,6 +195,58 @@ fn attention_step(filter: &str) {
     }
 }
 
+/// The same in f32, plain and packed; what counts is keys in a second.
+fn packed_attention_step(filter: &str) {
+    let (q_heads, kv_heads, dim) = (9, 3, 64);
+    for length in [640, 4096] {
+        let copies = 30;
+        let (q, each) = (noise(q_heads * dim), kv_heads * length);
+        let kv = noise(each * dim * copies);
+        let mut out = noise(q_heads * dim);
+        let shape = AttentionShape {
+            batch: 1,
+            q_heads,
+            kv_heads,
+            q_len: 1,
+            kv_len: length,
+            head_dim: dim,
+            value_dim: dim,
+        };
+        let options = AttentionOptions {
+            scale: 0.125,
+            mask: Mask::None,
+            sinks: None,
+            output: OutputOrder::LengthFirst,
+        };
+        let queries = Heads::contiguous(&q, q_heads, 1, dim);
+        let keys = (each * copies) as f64 * 1e3;
+        let name = format!("attention step f32 {length}");
+        row(filter, &name, keys, "M keys/s", || {
+            for i in 0..copies {
+                let k = Heads::contiguous(&kv[i * each * dim..], kv_heads, length, dim);
+                attention(&mut out, queries, k, k, shape, options).expect("lengths match");
+            }
+        });
+        for bits in [8, 4] {
+            let packed = PackedRow::new(dim, bits, 64, FloatType::F32).expect("a form");
+            let words = packed.words();
+            let mut all = vec![0; each * copies * words];
+            pack_rows(&mut all, &kv, packed).expect("lengths match");
+            let name = format!("attention step {bits} bit {length}");
+            row(filter, &name, keys, "M keys/s", || {
+                for i in 0..copies {
+                    let k = PackedHeads {
+                        words: Heads::contiguous(&all[i * each * words..], kv_heads, length, words),
+                        row: packed,
+                    };
+                    attention_packed(&mut out, queries, k, k, shape, options)
+                        .expect("lengths match");
+                }
+            });
+        }
+    }
+}
+
 fn main() {
     let filter = std::env::args()
         .skip(1)
@@ -232,6 +284,7 @@ fn main() {
 
     step(&filter);
     attention_step(&filter);
+    packed_attention_step(&filter);
 
     for (name, bits, group, n, k) in [
         ("smollm2 up 4 bit", 4, 32, 1536, 576),

@@ -264,10 +264,10 @@ pub(super) fn run(
         // The last token may not have been given to the model.
         let fed = usize::try_from(used.len()).unwrap_or(0);
         let fed = fed.checked_sub(prompt_tokens);
-        if let (Some(_), Some(fed)) = (hidden, fed.and_then(|fed| ids.get(..fed))) {
-            if eval(used.arrays()).is_ok() {
-                pool.insert(key.followed_by(fed), request.kv, used, None);
-            }
+        if let (Some(_), Some(fed)) = (hidden, fed.and_then(|fed| ids.get(..fed)))
+            && eval(used.arrays()).is_ok()
+        {
+            pool.insert(key.followed_by(fed), request.kv, used, None);
         }
     }
     Ok(())

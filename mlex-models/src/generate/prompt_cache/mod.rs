@@ -191,7 +191,7 @@ impl PromptCache {
     ) {
         // What is not the state of exactly these tokens is not kept.
         let whole = usize::try_from(cache.len()).is_ok_and(|seen| seen == key.len());
-        if !whole || key.len() == 0 || cache.nbytes() > self.limits.max_bytes {
+        if !whole || key.is_empty() || cache.nbytes() > self.limits.max_bytes {
             return;
         }
         let entry = Entry {

@@ -7,6 +7,7 @@ Each directory holds a checkpoint with random weights, `media.safetensors` and `
 
   media.json     `media`: of each medium its kind and sizes. `cases`: of each prompt the token ids, the media in
                  its order, and in `turns` where a second turn begins.
+               `sessions`: conversations with files, the ids of their prompts and what follows greedily.
   NAME.input     what the tower takes of a medium: patches [N, P], mel frames [T, 128] or samples [N, P]
   NAME.features  [tokens, D] of the tower, as the language model takes them
   CASE.logits    [L, V] of one pass over a prompt
@@ -28,6 +29,7 @@ from mlx_vlm.models import gemma4, gemma4_unified, qwen3_5
 
 from checkpoints_gemma4 import FULL, GAINS, LARGE, SLIDING, SMALL, text as gemma_text
 from goldens import ROOT, save_json, save_tensors
+from media_sessions import sessions
 
 DATA = ROOT / "mlex-models/tests/data"
 
@@ -108,7 +110,7 @@ GEMMA_VISION = dict(
     rms_norm_eps=1e-6,
     rope_parameters=dict(rope_type="default", rope_theta=100.0),
     patch_size=2,
-    position_embedding_size=24,
+    position_embedding_size=48,
     pooling_kernel_size=3,
     default_output_length=280,
     use_clipped_linears=False,
@@ -196,15 +198,15 @@ def published_gemma(name, value):
 
 
 # name: (module, config, options). Options: layout (gives a tensor the name and form of another program),
-# quantize (arguments of nn.quantize), only (the prompts that are kept).
+# quantize (arguments of nn.quantize), only (the prompts that are kept), sessions (conversations with files too).
 CHECKPOINTS = {
-    "media-qwen3_5": (qwen3_5, QWEN, {}),
+    "media-qwen3_5": (qwen3_5, QWEN, dict(sessions=True)),
     "media-qwen3_5-hf": (qwen3_5, QWEN, dict(layout=published_qwen, only=["mixed"])),
     "media-qwen3_5-4bit": (qwen3_5, QWEN, dict(quantize=dict(group_size=32, bits=4), only=["mixed", "turns"])),
     "media-gemma4-small": (
         gemma4,
         gemma(dict(num_hidden_layers=1), GEMMA_AUDIO, **SMALL),
-        dict(layout=published_gemma),
+        dict(layout=published_gemma, sessions=True),
     ),
     "media-gemma4-large": (
         gemma4,
@@ -457,7 +459,10 @@ def make(name):
         tensors[f"{case}.logits"] = logits
         rows.append(dict(name=case, tokens=ids, media=names, turns=turns))
     save_tensors(folder / "media.safetensors", tensors)
-    save_json(folder / "media.json", dict(media=kind.media, cases=rows), indent=None)
+    described = dict(media=dict(kind.media), cases=rows)
+    if options.get("sessions"):
+        described["sessions"] = sessions(folder, kind, bool(config.get("audio_config")))
+    save_json(folder / "media.json", described, indent=None)
     size = sum(file.stat().st_size for file in folder.glob("*")) // 1024
     print(f"{name}: {size} KB, logits' deviation {float(mx.std(tensors['mixed.logits'])):.2f}")
 

@@ -13,7 +13,7 @@ use mlex_models::media::MediaPrompt;
 use mlex_models::towers::{Encoded, MediaKind, MediaTokens, Towers, media_kinds, media_tokens};
 use mlex_models::{LoadedModel, ModelFiles, load};
 use mlex_vision::{GemmaInput, QwenInput};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Of the largest value; what the towers' issue asks for is 1e-3.
 const TOLERANCE: f32 = 2e-4;
@@ -220,6 +220,32 @@ fn features_of_towers_match() {
 }
 
 #[test]
+fn towers_in_half_precision_are_near() {
+    for name in names() {
+        let mut golden = Golden::open(&name);
+        let files = ModelFiles::open(data().join(&name)).unwrap();
+        let half = Some(Dtype::Bfloat16);
+        golden.towers = Towers::load(&files, half).unwrap().unwrap();
+        for (medium, encoded) in golden.media() {
+            // Samples go into the projection as they are.
+            let dtype = encoded.features.dtype();
+            let samples = name.contains("unified") && encoded.kind == MediaKind::Audio;
+            assert!(dtype == Dtype::Bfloat16 || samples, "{name}: {medium}");
+            let found = encoded.features.as_type(Dtype::Float32).unwrap();
+            let expected = golden.tensor(&format!("{medium}.features"));
+            let error = found.subtract(&expected).unwrap().abs().unwrap();
+            let error: f32 = error.max_all().unwrap().item().unwrap();
+            let largest = expected.abs().unwrap().max_all().unwrap();
+            let largest: f32 = largest.item().unwrap();
+            assert!(
+                error < 0.06 * largest,
+                "{name}: {medium}: {error} of {largest}"
+            );
+        }
+    }
+}
+
+#[test]
 fn logits_of_prompts_with_media_match() {
     for name in names() {
         let golden = Golden::open(&name);
@@ -288,6 +314,167 @@ fn a_kind_that_is_not_taken_is_named_with_the_model() {
     let golden = Golden::open("media-qwen3_5");
     let error = golden.towers.check(MediaKind::Audio).unwrap_err();
     assert_eq!(error.to_string(), "qwen3_5: input: audio is not supported");
+}
+
+/// A copy of a checkpoint whose config is changed.
+fn changed(name: &str, change: impl FnOnce(&mut Value)) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(data().join(name).join(file), dir.path().join(file)).unwrap();
+    }
+    let path = dir.path().join("config.json");
+    let mut config = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    change(&mut config);
+    std::fs::write(path, config.to_string()).unwrap();
+    dir
+}
+
+#[test]
+fn what_is_wrong_with_a_tower_is_named() {
+    let error = |name: &str, section: &str, field: &str, value: Value| {
+        let dir = changed(name, |config| config[section][field] = value);
+        let files = ModelFiles::open(dir.path()).unwrap();
+        let error = Towers::load(&files, None).unwrap_err().to_string();
+        assert!(!error.contains('\n'), "{error}");
+        error.replace(&dir.path().display().to_string(), "")
+    };
+    let (qwen, gemma, unified) = (
+        "media-qwen3_5",
+        "media-gemma4-small",
+        "media-gemma4-unified",
+    );
+    let (vision, audio) = ("vision_config", "audio_config");
+    for (name, section, field, value, expected) in [
+        (
+            qwen,
+            vision,
+            "depth",
+            json!(1 << 30),
+            "vision_config.depth: expected a number from 1",
+        ),
+        (
+            qwen,
+            vision,
+            "depth",
+            json!(-1),
+            "vision_config.depth: expected a number from 1",
+        ),
+        (
+            qwen,
+            vision,
+            "num_heads",
+            json!(0),
+            "vision_config.num_heads: expected a number from 1",
+        ),
+        (
+            qwen,
+            vision,
+            "num_heads",
+            json!(3),
+            "vision_config.hidden_size: expected a multiple of 4 * 3",
+        ),
+        (
+            qwen,
+            vision,
+            "patch_size",
+            json!("x"),
+            "vision_config.patch_size: expected a whole number",
+        ),
+        (
+            qwen,
+            vision,
+            "hidden_size",
+            json!(null),
+            "missing field vision_config.hidden_size",
+        ),
+        (
+            qwen,
+            vision,
+            "hidden_act",
+            json!("relu"),
+            "vision_config.hidden_act: relu is not supported",
+        ),
+        (
+            qwen,
+            vision,
+            "deepstack_visual_indexes",
+            json!([1]),
+            "vision_config.deepstack_visual_indexes: a list of layers is not supported",
+        ),
+        (
+            gemma,
+            vision,
+            "head_dim",
+            json!(6),
+            "vision_config.head_dim: expected a multiple of 4",
+        ),
+        (
+            gemma,
+            vision,
+            "num_key_value_heads",
+            json!(3),
+            "vision_config.num_key_value_heads",
+        ),
+        (
+            gemma,
+            vision,
+            "rms_norm_eps",
+            json!(0),
+            "vision_config.rms_norm_eps: expected a positive",
+        ),
+        (
+            gemma,
+            audio,
+            "attention_chunk_size",
+            json!(0),
+            "audio_config.attention_chunk_size",
+        ),
+        (
+            gemma,
+            audio,
+            "attention_context_left",
+            json!(1 << 30),
+            "audio_config.attention_context_left",
+        ),
+        (
+            gemma,
+            audio,
+            "num_attention_heads",
+            json!(5),
+            "audio_config.hidden_size",
+        ),
+        (
+            unified,
+            vision,
+            "model_patch_size",
+            json!(1 << 20),
+            "vision_config.model_patch_size",
+        ),
+        (
+            unified,
+            vision,
+            "output_proj_dims",
+            json!(8),
+            "vision_config.output_proj_dims",
+        ),
+        (
+            unified,
+            audio,
+            "output_proj_dims",
+            json!(0),
+            "audio_config.output_proj_dims",
+        ),
+    ] {
+        let found = error(name, section, field, value);
+        assert!(
+            found.starts_with(&format!("/config.json: {expected}")),
+            "{found}"
+        );
+    }
+    // Sizes that the tensors do not have.
+    let found = error(qwen, vision, "hidden_size", json!(64));
+    let name = "vision_tower.patch_embed.proj.weight: expected shape [64, 3, 2, 4, 4]";
+    assert!(found.contains(name), "{found}");
 }
 
 #[test]

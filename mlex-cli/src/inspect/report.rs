@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use indicatif::HumanCount;
 use mlex_core::io::{Checkpoint, GgufFile};
 use mlex_core::{Array, Dtype};
+use mlex_models::towers::media_kinds;
 use mlex_models::{Input, Model, ModelFiles, ModelInfo, Outline, outline, total_bytes};
 use serde_json::{Value, json};
 
@@ -30,6 +31,8 @@ pub(super) struct Report {
     /// What reads text: the kind and the number of tokens.
     tokenizer: Option<(String, usize)>,
     abilities: Abilities,
+    /// What it takes.
+    inputs: Vec<String>,
 }
 
 struct CacheSize {
@@ -51,7 +54,10 @@ impl Report {
             .and_then(|longest| u32::try_from(longest).ok());
         let context =
             context.unwrap_or_else(|| longest.map_or(DEFAULT_CONTEXT, |n| n.min(DEFAULT_CONTEXT)));
+        let kinds = media_kinds(files)?;
+        let kinds = kinds.iter().map(ToString::to_string);
         Ok(Self {
+            inputs: std::iter::once("text".to_owned()).chain(kinds).collect(),
             cache: cache_size(&*model, context)?,
             groups: groups(&taken),
             file_bytes: file_bytes(files)?,
@@ -108,7 +114,7 @@ impl Report {
             "hidden_size": info.hidden_size,
             "vocab_size": info.vocab_size,
             "max_context": info.max_context,
-            "inputs": ["text"],
+            "inputs": self.inputs,
             "abilities": self.abilities.names(),
             "file_bytes": self.file_bytes,
             "weight_bytes": self.weight_bytes,
@@ -154,7 +160,7 @@ impl Report {
             ),
             ("vocabulary", count(info.vocab_size.unsigned_abs().into())),
             ("longest context", context),
-            ("takes", "text".to_owned()),
+            ("takes", self.inputs.join(", ")),
             ("tokenizer", tokenizer),
             ("abilities", abilities),
             ("files", size(self.file_bytes)),

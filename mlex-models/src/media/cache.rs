@@ -99,3 +99,66 @@ impl MediaEngine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::towers::MediaKind;
+
+    fn engine() -> MediaEngine {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+        let files = ModelFiles::open(data.join("media-qwen3_5")).unwrap();
+        MediaEngine::new(&files, "qwen3_5", None)
+    }
+
+    fn image(name: &str) -> Media {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mlex-vision/tests/data");
+        Media::open(MediaKind::Image, root.join(name))
+    }
+
+    /// From here on only what is kept can be given.
+    fn without_files(engine: &mut MediaEngine) {
+        engine.towers = None;
+        engine.path = "/no/such/model".into();
+    }
+
+    #[test]
+    fn features_are_kept_by_what_the_media_hold() {
+        let mut engine = engine();
+        let options = MediaOptions::default();
+        let odd = image("odd.png");
+        let first = engine.encode(std::slice::from_ref(&odd), options).unwrap();
+        without_files(&mut engine);
+        let bytes = std::fs::read(odd.path().unwrap()).unwrap();
+        let same = Media::from_bytes(MediaKind::Image, bytes);
+        let second = engine.encode(&[same], options).unwrap();
+        assert_eq!(
+            first[0].features.to_vec::<f32>().unwrap(),
+            second[0].features.to_vec::<f32>().unwrap()
+        );
+        // Others are not it: another file, another kind, other options.
+        assert!(engine.encode(&[image("grey.png")], options).is_err());
+        let video = Media::open(MediaKind::Video, odd.path().unwrap());
+        assert!(engine.encode(&[video], options).is_err());
+        let fewer = MediaOptions {
+            image_tokens: Some(4),
+            ..options
+        };
+        assert!(engine.encode(&[odd], fewer).is_err());
+    }
+
+    #[test]
+    fn what_was_not_used_for_long_is_let_go() {
+        let mut engine = engine();
+        let options = MediaOptions::default();
+        let [one, two] = ["odd.png", "grey.png"].map(image);
+        let first = engine.encode(std::slice::from_ref(&one), options).unwrap();
+        engine.most_bytes = first[0].features.nbytes() + 1;
+        engine.encode(std::slice::from_ref(&two), options).unwrap();
+        without_files(&mut engine);
+        assert!(engine.encode(&[two], options).is_ok());
+        assert!(engine.encode(&[one], options).is_err());
+    }
+}

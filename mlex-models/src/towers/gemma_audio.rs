@@ -191,7 +191,7 @@ impl GemmaAudio {
             x = convolution.forward(&x)?;
         }
         let mut x = self.input_proj_linear.forward(&x.flatten(2, 3)?)?;
-        let places = Places::new(x.dim(1)?, &self.config)?;
+        let places = Places::new(x.dim(1)?, x.dtype(), &self.config)?;
         for block in &self.blocks {
             x = block.forward(&x, &places, &self.config)?;
         }
@@ -245,12 +245,12 @@ struct Places {
     context: Array,
     /// bool `[chunks, 1, chunk, context]`: true where a query sees a frame.
     mask: Array,
-    /// f32 `[1, distances, D]`: sines and cosines of the distances, the farthest back first.
+    /// `[1, distances, D]`: sines and cosines of the distances, the farthest back first.
     distances: Array,
 }
 
 impl Places {
-    fn new(length: i32, config: &Config) -> Result<Self> {
+    fn new(length: i32, dtype: Dtype, config: &Config) -> Result<Self> {
         let (chunk, context) = (config.attention_chunk_size, config.context());
         let (past, future) = (config.past(), config.future());
         let chunks = length.div_euclid(chunk) + i32::from(length % chunk != 0);
@@ -279,7 +279,8 @@ impl Places {
             chunks,
             context: Array::from_slice(&indices, &[chunks * context])?,
             mask: Array::from_slice(&mask, &[chunks, 1, chunk, context])?,
-            distances: Array::from_slice(&distances, &[1, past + future + 1, 2 * width])?,
+            distances: Array::from_slice(&distances, &[1, past + future + 1, 2 * width])?
+                .as_type(dtype)?,
         })
     }
 }

@@ -104,6 +104,7 @@ impl PatchEmbedder {
             return Err(wrong("as many as there are patches".to_owned()));
         }
         let patches = Array::from_slice(&input.patches, &[rows * columns, self.patch_len])?;
+        let patches = patches.as_type(self.positions.dtype())?;
         let x = self
             .patch_dense
             .forward(&self.patch_ln1.forward(&patches)?)?;

@@ -176,6 +176,7 @@ impl GemmaTower {
         let patches = [1, rows * columns, config.patch_len()];
         let patches = Array::from_slice(&input.patches, &patches)?;
         let patches = patches.subtract(0.5)?.multiply(2.0)?;
+        let patches = patches.as_type(self.positions.dtype())?;
         let mut x = self.input_proj.forward(&patches)?;
         x = x.add(&self.places(rows, columns)?.as_type(x.dtype())?)?;
         let rotations = self.rotations(rows, columns)?;

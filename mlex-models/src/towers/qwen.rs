@@ -3,7 +3,7 @@
 //!
 //! Reference: mlx-vlm `models/qwen3_vl/vision.py`, which Qwen3.5 uses without deepstack.
 
-use mlex_core::Array;
+use mlex_core::{Array, Dtype};
 use mlex_nn::activation::{gelu, gelu_tanh};
 use mlex_nn::attention::attention;
 use mlex_nn::{Embedding, LayerNorm, Linear, Rotations, Weights};
@@ -96,6 +96,8 @@ impl Config {
 #[derive(Debug)]
 pub(super) struct QwenTower {
     patch_embed: Linear,
+    /// What it computes in.
+    dtype: Dtype,
     pos_embed: Embedding,
     /// Rows, and columns, of the table of positions.
     side: i32,
@@ -112,8 +114,10 @@ impl QwenTower {
         let side = f64::from(config.num_position_embeddings).sqrt() as i32;
         let blocks = (0..config.depth).map(|n| Block::load(&weights.pp("blocks").pp(n), &config));
         let rows = config.num_position_embeddings;
+        let (patch_embed, dtype) = patch_embed(&weights.pp("patch_embed").pp("proj"), &config)?;
         Ok(Self {
-            patch_embed: patch_embed(&weights.pp("patch_embed").pp("proj"), &config)?,
+            patch_embed,
+            dtype,
             pos_embed: Embedding::load(&weights.pp("pos_embed"), rows, config.hidden_size)?,
             side,
             blocks: blocks.collect::<Result<_>>()?,
@@ -133,7 +137,7 @@ impl QwenTower {
         }
         let grid = Grid::new(input, config)?;
         let patches = Array::from_slice(&input.patches, &[1, grid.patches(), config.patch_len()])?;
-        let mut x = self.patch_embed.forward(&patches)?;
+        let mut x = self.patch_embed.forward(&patches.as_type(self.dtype)?)?;
         x = x.add(&self.positions(&grid)?.as_type(x.dtype())?)?;
         let rotations = self.rotations(&grid)?;
         for block in &self.blocks {
@@ -199,7 +203,7 @@ impl QwenTower {
 
 /// The projection of a patch: a convolution over patches that do not overlap. MLX's checkpoints
 /// have the channels last, the published ones first, as the patches do.
-fn patch_embed(weights: &Weights, config: &Config) -> Result<Linear> {
+fn patch_embed(weights: &Weights, config: &Config) -> Result<(Linear, Dtype)> {
     let (out, channels) = (config.hidden_size, config.in_channels);
     let [t, side] = [config.temporal_patch_size, config.patch_size];
     let last = [out, t, side, side, channels];
@@ -212,7 +216,8 @@ fn patch_embed(weights: &Weights, config: &Config) -> Result<Linear> {
     let weight = weight.reshape(&[out, config.patch_len()])?;
     weight.eval()?;
     let bias = weights.get_float("bias", &[out])?;
-    Ok(Linear::of(weight, Some(bias))?)
+    let dtype = weight.dtype();
+    Ok((Linear::of(weight, Some(bias))?, dtype))
 }
 
 /// How many patches there are in each direction.

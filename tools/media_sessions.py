@@ -1,0 +1,305 @@
+"""Conversations with images, videos and sounds, from files to greedy tokens, for make_media_golden.py.
+
+The files are those of mlex-vision/tests/data and mlex-audio/tests/data. mlx-vlm's processors make ids and
+inputs of them, its towers features, and its language model the tokens. The tokenizer has a token for each
+byte that the prompts have, and the template is made in the manner of the family's own.
+"""
+
+import json
+import wave
+
+import mlx.core as mx
+import numpy as np
+from mlx_vlm.models.gemma4.audio_feature_extractor import Gemma4AudioFeatureExtractor
+from mlx_vlm.models.gemma4.processing_gemma4 import Gemma4ImageProcessor, Gemma4Processor, Gemma4VideoProcessor
+from mlx_vlm.models.qwen3_vl.processing_qwen3_vl import (
+    Qwen3VLImageProcessor,
+    Qwen3VLProcessor,
+    Qwen3VLVideoProcessor,
+)
+from mlx_vlm.utils import load_image
+from PIL import Image
+from transformers import AutoTokenizer
+
+from goldens import ROOT, save_json
+
+IMAGES, SOUNDS = ROOT / "mlex-vision/tests/data", ROOT / "mlex-audio/tests/data"
+GENERATED = 8
+# Frames of moving.png, which has five at 10 per second, as they are sampled at two per second and at least four.
+FRAMES, FPS = [0, 1, 3, 4], 10.0
+
+# The bytes as the tokenizer writes them.
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789<>.:|!\u0120\u010a"
+QWEN_TOKENS = {
+    70: "<|image_pad|>",
+    71: "<|video_pad|>",
+    72: "<|vision_start|>",
+    73: "<|vision_end|>",
+    74: "<|im_start|>",
+    75: "<|im_end|>",
+}
+GEMMA_TOKENS = {
+    1: "<eos>",
+    2: "<bos>",
+    105: "<|turn>",
+    106: "<turn|>",
+    120: "<|image|>",
+    121: "<|audio|>",
+    122: "<|video|>",
+    123: "<|image>",
+    124: "<image|>",
+    125: "<|audio>",
+    126: "<audio|>",
+}
+QWEN_TEMPLATE = """\
+{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{% if message.content is string -%}
+{{ message.content }}
+{%- else -%}
+{%- for item in message.content -%}
+{%- if item.type == 'image' -%}
+<|vision_start|><|image_pad|><|vision_end|>
+{%- elif item.type == 'video' -%}
+<|vision_start|><|video_pad|><|vision_end|>
+{%- else -%}
+{{ item.text }}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}
+<|im_start|>assistant
+{% endif -%}
+"""
+GEMMA_TEMPLATE = """\
+{%- for message in messages -%}
+<|turn>{{ message.role }}
+{% if message.content is string -%}
+{{ message.content }}
+{%- else -%}
+{%- for item in message.content -%}
+{%- if item.type == 'text' -%}
+{{ item.text }}
+{%- else -%}
+{{ '<|' + item.type + '|>' }}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+<turn|>
+{% endfor -%}
+{%- if add_generation_prompt -%}
+<|turn>model
+{% endif -%}
+"""
+
+
+def said(*parts, role="user"):
+    """A message: names of files are media."""
+    kinds = dict(png="image", jpg="image", wav="audio")
+    content = []
+    for part in parts:
+        kind = "video" if part == "moving.png" else kinds.get(part.rpartition(".")[2])
+        content.append({"type": kind, "file": part} if kind else {"type": "text", "text": part})
+    return {"role": role, "content": content}
+
+
+TURNS = [said("odd.png", "what is it"), said("a box", role="assistant"), said("grey.png", "and this", "turned-6.jpg")]
+SESSIONS = {
+    "image": [said("odd.png", "what is it")],
+    "turns": TURNS,
+    "video": [said("moving.png", "what moves")],
+    "mixed": [said("look: ", "grey.png", " and ", "moving.png", "odd.png", " and now?")],
+}
+SOUND_SESSIONS = {
+    "audio": [said("plain.wav", "what is said")],
+    "all": [said("odd.png", "plain.wav", "moving.png", "and now")],
+}
+
+
+def save_tokenizer(folder, special, template, vocab_size):
+    ids = {}
+    free = (n for n in range(3, vocab_size) if n not in special)
+    for letter in LETTERS:
+        ids[letter] = next(free)
+    added = [
+        dict(id=n, content=text, single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
+        for n, text in sorted(special.items())
+    ]
+    byte_level = dict(type="ByteLevel", add_prefix_space=False, trim_offsets=True, use_regex=False)
+    tokenizer = dict(
+        version="1.0",
+        truncation=None,
+        padding=None,
+        added_tokens=added,
+        normalizer=None,
+        pre_tokenizer=byte_level,
+        post_processor=None,
+        decoder=byte_level,
+        model=dict(
+            type="BPE",
+            dropout=None,
+            unk_token=None,
+            continuing_subword_prefix=None,
+            end_of_word_suffix=None,
+            fuse_unk=False,
+            byte_fallback=False,
+            ignore_merges=False,
+            vocab={**ids, **{text: n for n, text in special.items()}},
+            merges=[],
+        ),
+    )
+    save_json(folder / "tokenizer.json", tokenizer, indent=None)
+    names = {}
+    if "<|image|>" in special.values():
+        pairs = dict(image="<|image|>", audio="<|audio|>", boi="<|image>", eoi="<image|>", boa="<|audio>", eoa="<audio|>")
+        names = {f"{name}_token": text for name, text in pairs.items()}
+    save_json(
+        folder / "tokenizer_config.json",
+        dict(tokenizer_class="PreTrainedTokenizerFast", extra_special_tokens=names),
+    )
+    (folder / "chat_template.jinja").write_text(template)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def video_frames():
+    image = Image.open(IMAGES / "moving.png")
+    frames = []
+    for n in FRAMES:
+        image.seek(n)
+        frames.append(np.asarray(image.convert("RGB")))
+    return np.stack(frames).transpose(0, 3, 1, 2)
+
+
+def sound(file):
+    with wave.open(str(SOUNDS / file)) as opened:
+        samples = np.frombuffer(opened.readframes(opened.getnframes()), "<i2")
+    return (samples / 32768.0).astype(np.float32)
+
+
+def files_of(messages):
+    parts = [part for message in messages for part in message["content"] if "file" in part]
+    return {kind: [part["file"] for part in parts if part["type"] == kind] for kind in ("image", "video", "audio")}
+
+
+def qwen(folder, kind):
+    """The processor's ids, and the features of each file in the order of the prompt."""
+    settings = dict(patch_size=4, temporal_patch_size=2, merge_size=2)
+    limits = dict(min_pixels=256, max_pixels=1024)
+    video = dict(min_pixels=256, max_pixels=2048)
+    save_json(folder / "preprocessor_config.json", {**settings, **limits, "image_mean": [0.5] * 3, "image_std": [0.5] * 3})
+    save_json(folder / "video_preprocessor_config.json", {**settings, **video})
+    tokenizer = save_tokenizer(folder, QWEN_TOKENS, QWEN_TEMPLATE, kind.config["vocab_size"])
+    processor = Qwen3VLProcessor(
+        image_processor=Qwen3VLImageProcessor(**settings, **limits),
+        tokenizer=tokenizer,
+        video_processor=Qwen3VLVideoProcessor(**settings, **video),
+        chat_template=QWEN_TEMPLATE,
+    )
+
+    def prepare(messages):
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        files = files_of(messages)
+        metadata = [dict(frames_indices=FRAMES, fps=FPS) for _ in files["video"]]
+        out = processor(
+            images=[load_image(str(IMAGES / file)) for file in files["image"]] or None,
+            videos=[video_frames() for _ in files["video"]] or None,
+            video_metadata=metadata or None,
+            text=[text],
+        )
+        kind.media, kind.features, kind.inputs = {}, {}, {}
+        for name, pixels in (("image", "pixel_values"), ("video", "pixel_values_videos")):
+            if not files[name]:
+                continue
+            grids = np.array(out[f"{name}_grid_thw"]).tolist()
+            start = 0
+            for n, grid in enumerate(grids):
+                patches = mx.array(out[pixels])[start : start + int(np.prod(grid))]
+                start += int(np.prod(grid))
+                kind.media[f"{name}{n}"] = dict(kind=name, grid=grid)
+                kind.inputs[f"{name}{n}"] = patches
+                kind.features[f"{name}{n}"] = kind.model.vision_tower(patches, mx.array([grid]))[0]
+        return text, np.array(out["input_ids"]).reshape(-1).tolist()
+
+    return prepare
+
+
+def gemma(folder, kind):
+    settings = dict(patch_size=2, pooling_kernel_size=3, max_soft_tokens=70)
+    extractor = Gemma4AudioFeatureExtractor()
+    save_json(
+        folder / "processor_config.json",
+        dict(
+            image_processor=settings,
+            video_processor=settings,
+            feature_extractor=dict(sampling_rate=16000, feature_size=128),
+        ),
+    )
+    tokenizer = save_tokenizer(folder, GEMMA_TOKENS, GEMMA_TEMPLATE, kind.config["vocab_size"])
+    processor = Gemma4Processor(
+        image_processor=Gemma4ImageProcessor(**settings),
+        tokenizer=tokenizer,
+        video_processor=Gemma4VideoProcessor(**settings),
+        feature_extractor=extractor,
+    )
+
+    def prepare(messages):
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        files = files_of(messages)
+        out = processor(
+            images=[load_image(str(IMAGES / file)) for file in files["image"]] or None,
+            videos=[video_frames() for _ in files["video"]] or None,
+            # As mlx-vlm's load_video counts: the frames that are taken, evenly over the video.
+            fps=len(FRAMES) / 5 * FPS,
+            audio=[sound(file) for file in files["audio"]] or None,
+            text=[text],
+        )
+        kind.media, kind.features = {}, {}
+        model = kind.model
+        if files["image"]:
+            for n, pixels in enumerate(out["pixel_values"]):
+                kind.media[f"image{n}"] = dict(kind="image")
+                kind.features[f"image{n}"] = model.encode_image(mx.array(np.array(pixels))[None])[0]
+        if files["video"]:
+            for n, (frames, place) in enumerate(zip(out["pixel_values_videos"], out["video_position_ids"])):
+                frames, place = mx.array(np.array(frames)), mx.array(np.array(place))
+                kind.media[f"video{n}"] = dict(kind="video")
+                kind.features[f"video{n}"] = model.encode_image(frames, place)[0]
+        if files["audio"]:
+            for n, mel in enumerate(out["input_features"]):
+                mask = ~mx.array(np.array(out["input_features_mask"]))[n : n + 1].astype(mx.bool_)
+                encoded, mask = model.audio_tower(mx.array(np.array(mel))[None], mask)
+                kind.media[f"audio{n}"] = dict(kind="audio")
+                kind.features[f"audio{n}"] = model.embed_audio(encoded)[0, : int((~mask).sum())]
+        return text, np.array(out["input_ids"]).reshape(-1).tolist()
+
+    return prepare
+
+
+def sessions(folder, kind, with_sound):
+    """Rows of `sessions` in media.json, and the files that a session loads."""
+    prepare = (qwen if "qwen" in folder.name else gemma)(folder, kind)
+    rows = []
+    for name, messages in {**SESSIONS, **(SOUND_SESSIONS if with_sound else {})}.items():
+        text, ids = prepare(messages)
+        order = []
+        counts = dict(image=0, video=0, audio=0)
+        for message in messages:
+            for part in message["content"]:
+                if "file" in part:
+                    order.append(f"{part['type']}{counts[part['type']]}")
+                    counts[part["type"]] += 1
+        tokens, margins = [], []
+        for _ in range(GENERATED):
+            logits = np.array(kind.logits(ids + tokens, order)[-1])
+            best = np.sort(logits)
+            margins.append(float(best[-1] - best[-2]) / float(np.abs(logits).max()))
+            tokens.append(int(logits.argmax()))
+        print(f"  {name}: {len(ids)} ids, {''.join(text.split())[:60]!r}, smallest margin {min(margins):.4f}")
+        # What follows a near tie may differ, and what follows a placeholder is none of the prompt's.
+        soft = {kind.config.get(f"{name}_token_id") for name in ("image", "video", "audio")}
+        sure = next((n for n, margin in enumerate(margins) if margin < 2e-3), GENERATED)
+        sure = min(sure, next((n + 1 for n, token in enumerate(tokens) if token in soft), GENERATED))
+        rows.append(dict(name=name, messages=messages, prompt=ids, greedy=tokens[:sure]))
+    return json.loads(json.dumps(rows))

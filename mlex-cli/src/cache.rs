@@ -29,7 +29,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Save(Save),
+    Save(Box<Save>),
     List(List),
 }
 

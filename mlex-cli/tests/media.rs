@@ -1,5 +1,6 @@
 //! Images, videos and sounds on the command line, on small checkpoints with towers. Expected
 //! prompts and tokens are mlx-vlm's (`tools/media_sessions.py`).
+#![allow(clippy::unwrap_used)]
 
 mod common;
 

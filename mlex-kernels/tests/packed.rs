@@ -1,5 +1,6 @@
 //! Packed keys and values: codes, scales and biases by the definition of MLX's affine
 //! quantization, and attention over what they stand for.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 

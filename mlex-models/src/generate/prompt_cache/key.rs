@@ -153,8 +153,8 @@ mod tests {
             tokens,
             digest: [0; 32],
         };
-        for wrong in [vec![0..3, 2..4], vec![3..3], vec![18..21]] {
-            let media = wrong.into_iter().map(span).collect();
+        for wrong in [&[0..3, 2..4][..], &[3..3, 4..5], &[0..1, 18..21]] {
+            let media = wrong.iter().cloned().map(span).collect();
             assert_eq!(PromptKey::with_media(vec![7; 20], media), None);
         }
     }

@@ -159,6 +159,24 @@ def smallest_route_gap(model, prompts):
 
 
 MTP = {"mtp.fc.weight": (32, 64), "mtp.layers.0.input_layernorm.weight": (32,)}
+# A whole one, of TEXT's sizes: `make_mtp_golden.py` computes with it.
+WHOLE_MTP = {
+    "mtp.fc.weight": (32, 64),
+    "mtp.layers.0.input_layernorm.weight": (32,),
+    "mtp.layers.0.post_attention_layernorm.weight": (32,),
+    "mtp.layers.0.self_attn.q_proj.weight": (128, 32),
+    "mtp.layers.0.self_attn.k_proj.weight": (32, 32),
+    "mtp.layers.0.self_attn.v_proj.weight": (32, 32),
+    "mtp.layers.0.self_attn.o_proj.weight": (32, 64),
+    "mtp.layers.0.self_attn.q_norm.weight": (16,),
+    "mtp.layers.0.self_attn.k_norm.weight": (16,),
+    "mtp.layers.0.mlp.gate_proj.weight": (36, 32),
+    "mtp.layers.0.mlp.up_proj.weight": (36, 32),
+    "mtp.layers.0.mlp.down_proj.weight": (32, 36),
+    "mtp.norm.weight": (32,),
+    "mtp.pre_fc_norm_embedding.weight": (32,),
+    "mtp.pre_fc_norm_hidden.weight": (32,),
+}
 TOWER = {"model.visual.patch_embed.proj.weight": (8, 3, 2, 4, 4), "model.visual.merger.norm.weight": (8,)}
 TOWER_OF_MLX = {"vision_tower.patch_embed.proj.weight": (8, 2, 4, 4, 3), "vision_tower.blocks.0.norm1.weight": (8,)}
 
@@ -198,6 +216,7 @@ CHECKPOINTS = {
         {**TEXT, "architectures": ["Qwen3_5ForCausalLM"], "num_hidden_layers": 2, "linear_num_value_heads": 6},
         dict(layout=published, extra=MTP),
     ),
+    "qwen3_5-mtp": (multimodal(TEXT, num_hidden_layers=2), dict(layout=published, extra=WHOLE_MTP)),
     "qwen3_5_moe-f32": (multimodal(TEXT_MOE, num_hidden_layers=2), {}),
     "qwen3_5_moe-hf": (multimodal(TEXT_MOE, num_hidden_layers=2), dict(layout=published, extra=MTP | TOWER)),
     "qwen3_5_moe-4bit": (multimodal(TEXT_MOE, **WIDE), dict(quantize=Q4)),

@@ -81,7 +81,7 @@ fn save(args: &Save) -> Result<()> {
     request.prefill_step = args.prefill_step.get();
     request.kv = args.kv.settings();
     // Never dropped, as in `mlex generate`.
-    let session = ManuallyDrop::new(load(&path, &args.model)?);
+    let session = ManuallyDrop::new(load(&path, false, None, &args.model)?);
     let info = session.save_prompt(request, &args.output)?;
     if args.json {
         return print_json(&json(&args.output, &info));

@@ -27,6 +27,14 @@ impl Source {
         hub_id(&self.model).map(|id| id.repo().to_owned())
     }
 
+    /// A model at its main revision.
+    pub(crate) fn of(model: PathBuf) -> Self {
+        Self {
+            model,
+            revision: None,
+        }
+    }
+
     /// The path of the model, for `command`. What is not in the cache of the Hub comes first.
     ///
     /// # Errors

@@ -77,6 +77,14 @@ pub enum ErrorKind {
         /// What failed.
         message: String,
     },
+    /// The form of a structured answer is wrong, or cannot be kept to.
+    #[error("{what}: {message}")]
+    Grammar {
+        /// What kind of form it is.
+        what: &'static str,
+        /// What is wrong, in at most 300 characters.
+        message: String,
+    },
     /// No architecture of the registry has this name.
     #[error("model_type: expected one of {}, found {found:?}", known.join(", "))]
     UnknownModelType {
@@ -139,6 +147,21 @@ impl Error {
         Self::new(ErrorKind::Template {
             message: one_line(&message.to_string()),
         })
+    }
+
+    /// A [`ErrorKind::Grammar`] with what is wrong; line breaks become spaces, and what is too
+    /// long ends in dots.
+    pub(crate) fn grammar(what: &'static str, message: impl fmt::Display) -> Self {
+        const LONGEST: usize = 300;
+        let message = message.to_string();
+        // llguidance adds where it was to a panic of its own.
+        let message = message.split("<backtrace>").next().unwrap_or_default();
+        let mut message = one_line(message);
+        if let Some((end, _)) = message.char_indices().nth(LONGEST) {
+            message.truncate(end - message[..end].chars().next_back().map_or(0, char::len_utf8));
+            message.push('…');
+        }
+        Self::new(ErrorKind::Grammar { what, message })
     }
 
     /// Names the file that the error was met in, unless one is named already.

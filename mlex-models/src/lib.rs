@@ -27,6 +27,6 @@ pub use config::ModelConfig;
 pub use convert::{ConvertOptions, Converted, LayoutSettings, Quantize, Recipe, convert};
 pub use error::{Error, ErrorKind, Result, ResultExt};
 pub use files::{ModelFiles, Tensors, total_bytes};
-pub use load::{LoadProgress, LoadedModel, Outline, load, outline};
-pub use model::{Input, MixedInput, Model, ModelInfo, Positions};
+pub use load::{LoadProgress, LoadedModel, Outline, load, load_mtp, outline};
+pub use model::{Input, MixedInput, Model, ModelInfo, MtpHead, Positions};
 pub use registry::{build, model_types};

@@ -5,6 +5,7 @@ use mlex_nn::{Taken, Weights};
 
 use crate::config::ModelConfig;
 use crate::files::{ModelFiles, total_bytes};
+use crate::model::MtpHead;
 use crate::{Error, Model, Result, registry};
 
 /// How far a load is.
@@ -80,6 +81,20 @@ pub fn load(
         model,
         file_bytes,
     })
+}
+
+/// Loads the head for further tokens of the model of `files`, as [`load`] does the model.
+///
+/// # Errors
+/// As [`load`], and when the model has none.
+pub fn load_mtp(files: &ModelFiles, dtype: Option<Dtype>) -> Result<Box<dyn MtpHead>> {
+    check_dtype(dtype)?;
+    let config = files.config()?;
+    let build = || {
+        let weights = Weights::new(files.tensors()?, config.quantization()?).with_dtype(dtype);
+        registry::build_mtp(&config, &weights)
+    };
+    build().map_err(|error: Error| files.locate(error))
 }
 
 /// A model as its files describe it, none of its weights read.

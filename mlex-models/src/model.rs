@@ -158,9 +158,36 @@ pub trait Model {
     /// When the shapes do not fit.
     fn forward(&self, input: Input<'_>, cache: &mut Cache) -> Result<Array>;
 
+    /// Embeddings `[B, L, D]` of tokens, integers `[B, L]`, as an [`MtpHead`] takes them.
+    ///
+    /// # Errors
+    /// When the shapes do not fit, or the architecture has no such heads.
+    fn embed(&self, tokens: &Array) -> Result<Array> {
+        let _ = tokens;
+        let found = self.info().model_type.clone();
+        Err(Error::unsupported("MTP head", found))
+    }
+
     /// Logits `[.., vocab_size]` of hidden states `[.., D]`.
     ///
     /// # Errors
     /// When the shapes do not fit.
     fn logits(&self, hidden: &Array) -> Result<Array>;
+}
+
+/// A head that predicts a further token (multi-token prediction).
+pub trait MtpHead {
+    /// An empty cache for it.
+    ///
+    /// # Errors
+    /// When MLX is out of memory.
+    fn new_cache(&self) -> Result<Cache>;
+
+    /// States `[B, L, D]` after the next token, of which [`Model::logits`] makes the logits of the
+    /// token behind it: of the next tokens' [embeddings](Model::embed) `[B, L, D]` and the model's
+    /// hidden states `[B, L, D]`, which are added to `cache`.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    fn forward(&self, embeddings: &Array, hidden: &Array, cache: &mut Cache) -> Result<Array>;
 }

@@ -4,6 +4,7 @@ use mlex_nn::Weights;
 
 use crate::arch;
 use crate::config::ModelConfig;
+use crate::model::MtpHead;
 use crate::{Error, ErrorKind, Model, Result};
 
 /// An architecture.
@@ -52,6 +53,26 @@ pub fn build(config: &ModelConfig, weights: &Weights) -> Result<Box<dyn Model>> 
     weights.finish()?;
     Ok(model)
 }
+
+/// Builds the head for further tokens of the model that `config` describes.
+///
+/// # Errors
+/// When the architecture or the checkpoint has none, a field is wrong or the tensors do not fit.
+pub(crate) fn build_mtp(config: &ModelConfig, weights: &Weights) -> Result<Box<dyn MtpHead>> {
+    let name = config.model_type()?;
+    let heads = [
+        (&arch::qwen3_5::ENTRY, arch::qwen3_5::build_mtp as BuildMtp),
+        (&arch::qwen3_next::ENTRY, arch::qwen3_next::build_mtp),
+    ];
+    let mut heads = heads.iter();
+    let found = heads.find(|(entry, _)| entry.model_types.contains(&name));
+    let (_, build) = found.ok_or_else(|| Error::unsupported("MTP head", name))?;
+    let head = build(config, weights)?;
+    weights.finish()?;
+    Ok(head)
+}
+
+type BuildMtp = fn(&ModelConfig, &Weights) -> Result<Box<dyn MtpHead>>;
 
 #[cfg(test)]
 mod tests {

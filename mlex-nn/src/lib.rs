@@ -30,8 +30,8 @@ mod weights;
 pub use activation::{Activation, GatedMlp};
 pub use attention::{AttentionConfig, SelfAttention};
 pub use cache::{
-    Cache, KvCache, KvPacking, KvQuantization, KvState, LayerCache, LayerState, Mask, Offset,
-    RecurrentCache, RecurrentState,
+    Cache, Checkpoint, KvCache, KvPacking, KvQuantization, KvState, LayerCache, LayerState, Mask,
+    Offset, RecurrentCache, RecurrentState,
 };
 pub use conv::CausalConv;
 pub use embedding::Embedding;

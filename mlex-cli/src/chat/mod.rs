@@ -78,7 +78,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     args.sampler.apply(sampler, &mut request);
 
     // Never dropped, as in `mlex generate`.
-    let session = ManuallyDrop::new(load(&path, &args.model)?);
+    let session = ManuallyDrop::new(load(&path, false, None, &args.model)?);
     if let Some(file) = &args.prompt_cache {
         request.kv = load_prompt(&session, file)?;
     }

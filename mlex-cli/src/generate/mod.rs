@@ -1,6 +1,8 @@
 //! `mlex generate`.
 
+mod form;
 mod prompt;
+mod speculate;
 
 use std::mem::ManuallyDrop;
 use std::num::NonZeroUsize;
@@ -10,8 +12,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use mlex_models::ModelFiles;
 use mlex_models::generate::{
-    Completion, Event, FinishReason, KvSettings, LoadOptions, Request, Session, TokenLogprob,
-    TokenLogprobs,
+    Completion, DraftCounts, Event, FinishReason, Guesses, KvSettings, LoadOptions, Request,
+    Session, TokenLogprob, TokenLogprobs,
 };
 use mlex_models::text::Answer;
 use serde_json::{Map, Value, json};
@@ -22,8 +24,10 @@ use crate::interrupt::cancel_on_interrupt;
 use crate::output::{note, number, print_json, size};
 use crate::progress::{ByteBar, PrefillBar};
 use crate::show::{Show, call_json};
+use form::FormArgs;
 pub(crate) use prompt::Conversation;
 pub(crate) use prompt::PromptArgs;
+use speculate::SpeculateArgs;
 
 /// Generate text from a prompt or a conversation
 ///
@@ -71,6 +75,10 @@ pub(crate) struct Args {
     kv: KvArgs,
     #[command(flatten)]
     sampler: SamplerArgs,
+    #[command(flatten)]
+    form: FormArgs,
+    #[command(flatten)]
+    speculate: SpeculateArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
@@ -82,7 +90,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             "--stop: expected a text, found an empty one",
         ));
     }
+    let grammar = args.form.read()?;
+    let speculation = args.speculate.speculation()?;
     let input = args.prompt.read()?;
+    let draft_model = args.speculate.locate()?;
     let path = args.model.source.locate("generate")?;
     let files = ModelFiles::open(&path).map_err(failure::no_model)?;
     let has_template = files.chat_template()?.is_some();
@@ -95,11 +106,18 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     request.choices = args.choices.get();
     request.logprobs = args.logprobs;
     request.kv = args.kv.settings();
+    request.grammar = grammar;
+    request.speculation = speculation;
     args.sampler.apply(sampler, &mut request);
 
     // Never dropped: its thread waits, idle, until the program has ended. Taking the model
     // apart would only delay the end.
-    let session = ManuallyDrop::new(load(&path, &args.model)?);
+    let session = ManuallyDrop::new(load(
+        &path,
+        speculation.guesses == Guesses::Mtp,
+        draft_model,
+        &args.model,
+    )?);
     if let Some(file) = &args.prompt_cache {
         request.kv = load_prompt(&session, file)?;
     }
@@ -124,12 +142,19 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     })
 }
 
-/// Loads a model, with a bar on the terminal.
-pub(crate) fn load(path: &Path, args: &ModelArgs) -> Result<Session> {
+/// Loads a model, with a bar on the terminal, and one that guesses for it.
+pub(crate) fn load(
+    path: &Path,
+    mtp: bool,
+    draft: Option<PathBuf>,
+    args: &ModelArgs,
+) -> Result<Session> {
     let bar = ByteBar::new("loading");
     let mut options = LoadOptions::default();
     options.dtype = args.dtype;
     options.device = Some(args.set_up()?);
+    options.draft_model = draft;
+    options.mtp = mtp;
     let moved = bar.clone();
     options.on_progress = Some(Box::new(move |progress| moved.set(progress)));
     let session = Session::load(path, options);
@@ -252,6 +277,12 @@ impl Choice {
             "generated:  {} tokens{decode} ({finish_reason})",
             usage.completion_tokens
         ));
+        let DraftCounts { checked, accepted } = completion.drafts;
+        if checked > 0 {
+            note(&format!(
+                "guessed:    {checked} tokens, {accepted} of them right"
+            ));
+        }
         note(&format!(
             "peak memory: {}",
             size(timings.peak_memory_bytes as u64)
@@ -302,6 +333,11 @@ impl Output {
             counts["cached_tokens"] = usage.cached_tokens.into();
         }
         fields.insert("usage".into(), counts);
+        let drafts = first.completion()?.drafts;
+        if drafts.checked > 0 {
+            let drafts = json!({"checked": drafts.checked, "accepted": drafts.accepted});
+            fields.insert("drafts".into(), drafts);
+        }
         fields.insert(
             "timings".into(),
             json!({

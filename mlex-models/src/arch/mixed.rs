@@ -57,7 +57,7 @@ const MAX_EXPERTS: i32 = 1 << 14;
 
 impl MixedConfig {
     /// Checks the numbers that sizes and loops depend on.
-    fn validate(&self) -> Result<()> {
+    pub(super) fn validate(&self) -> Result<()> {
         let attention = &self.attention;
         check_layers("num_hidden_layers", self.layers.len() as i32)?;
         check_size("vocab_size", self.vocab_size)?;
@@ -216,7 +216,7 @@ impl Mlp {
     }
 }
 
-struct Block {
+pub(super) struct Block {
     mixer: Mixer,
     mlp: Mlp,
     input_layernorm: RmsNorm,
@@ -224,7 +224,23 @@ struct Block {
 }
 
 impl Block {
-    fn forward(
+    pub(super) fn load(
+        weights: &Weights,
+        config: &MixedConfig,
+        kind: LayerKind,
+        rope: &Rope,
+    ) -> Result<Self> {
+        let hidden_size = config.attention.hidden_size;
+        let norm = |name: &str| RmsNorm::load(&weights.pp(name), hidden_size, config.rms_norm_eps);
+        Ok(Self {
+            mixer: Mixer::load(weights, config, kind.mixer, rope)?,
+            mlp: Mlp::load(&weights.pp("mlp"), hidden_size, kind.mlp)?,
+            input_layernorm: norm("input_layernorm")?,
+            post_attention_layernorm: norm("post_attention_layernorm")?,
+        })
+    }
+
+    pub(super) fn forward(
         &self,
         stream: &mut Stream,
         masks: &Masks,
@@ -277,19 +293,12 @@ impl Mixed {
     pub(crate) fn load(config: &MixedConfig, model: &Weights, head: &Weights) -> Result<Self> {
         config.validate()?;
         let hidden_size = config.attention.hidden_size;
-        let norm = |weights: &Weights| RmsNorm::load(weights, hidden_size, config.rms_norm_eps);
         let rope = Rope::new(&config.rope)?;
         let embed_tokens =
             Embedding::load(&model.pp("embed_tokens"), config.vocab_size, hidden_size)?;
-        let layers = config.layers.iter().enumerate().map(|(index, kind)| {
-            let weights = model.pp("layers").pp(index);
-            Ok(Block {
-                mixer: Mixer::load(&weights, config, kind.mixer, &rope)?,
-                mlp: Mlp::load(&weights.pp("mlp"), hidden_size, kind.mlp)?,
-                input_layernorm: norm(&weights.pp("input_layernorm"))?,
-                post_attention_layernorm: norm(&weights.pp("post_attention_layernorm"))?,
-            })
-        });
+        let layers = config.layers.iter().enumerate();
+        let layers = layers
+            .map(|(index, &kind)| Block::load(&model.pp("layers").pp(index), config, kind, &rope));
         let layers = layers.collect::<Result<Vec<_>>>()?;
         let lm_head = if config.tied {
             let prefix = head.path("");
@@ -313,7 +322,7 @@ impl Mixed {
             },
             embed_tokens,
             layers,
-            norm: norm(&model.pp("norm"))?,
+            norm: RmsNorm::load(&model.pp("norm"), hidden_size, config.rms_norm_eps)?,
             lm_head,
             rope,
             directions: config.directions.clone(),
@@ -388,6 +397,10 @@ impl Model for Mixed {
             cache.set_position(positions.next);
         }
         Ok(hidden)
+    }
+
+    fn embed(&self, tokens: &Array) -> Result<Array> {
+        Ok(self.embed_tokens.forward(tokens)?)
     }
 
     fn logits(&self, hidden: &Array) -> Result<Array> {

@@ -6,6 +6,7 @@ mod language;
 pub(crate) mod llama;
 pub(crate) mod minicpm;
 mod mixed;
+mod mtp;
 pub(crate) mod nemotron_h;
 pub(crate) mod qwen2;
 pub(crate) mod qwen3;

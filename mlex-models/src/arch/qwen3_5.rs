@@ -14,9 +14,13 @@ use serde_json::Value;
 
 use super::language;
 use super::mixed::{Mixed, MixedConfig, MlpKind};
+use super::mtp::Mtp;
 use super::qwen3_moe::MoeFields;
-use super::qwen3_next::{DeltaFields, adapt, full_attention_interval, layers, rotated};
+use super::qwen3_next::{
+    DeltaFields, adapt, full_attention_interval, layers, mtp_weights, rotated,
+};
 use crate::config::{ModelConfig, RopeFields, check_layers, head_dim};
+use crate::model::MtpHead;
 use crate::registry::Entry;
 use crate::{Error, Model, Result};
 
@@ -73,7 +77,14 @@ const ROPE_THETA: f32 = 100_000.0;
 /// The part of a head that is rotated where the config does not say.
 const ROTARY_PART: f32 = 0.25;
 
-fn build(config: &ModelConfig, weights: &Weights) -> Result<Box<dyn Model>> {
+/// The head for further tokens.
+pub(crate) fn build_mtp(config: &ModelConfig, weights: &Weights) -> Result<Box<dyn MtpHead>> {
+    let weights = mtp_weights(weights)?;
+    Ok(Box::new(Mtp::load(&mixed(config)?, &weights)?))
+}
+
+/// The settings of the language model, which may be in a section.
+fn mixed(config: &ModelConfig) -> Result<MixedConfig> {
     const SECTION: &str = "text_config";
     let model_type = config.model_type()?;
     let outer_tied = config.json().get("tie_word_embeddings");
@@ -88,10 +99,14 @@ fn build(config: &ModelConfig, weights: &Weights) -> Result<Box<dyn Model>> {
         Some(_) => return Err(Error::field(SECTION, "an object", "something else")),
         None => settings(config, tied)?,
     };
-    let mixed = MixedConfig {
+    Ok(MixedConfig {
         model_type: model_type.to_owned(),
         ..mixed
-    };
+    })
+}
+
+fn build(config: &ModelConfig, weights: &Weights) -> Result<Box<dyn Model>> {
+    let mixed = mixed(config)?;
     let (model, head) = language::places(weights);
     weights.discard(|path| {
         let towers = ["vision_tower", "model.visual", "visual."];

@@ -6,10 +6,12 @@ use mlex_nn::{AttentionConfig, GatedDeltaConfig, Weights};
 use serde::Deserialize;
 
 use super::mixed::{LayerKind, Mixed, MixedConfig, MixerKind, MlpKind};
+use super::mtp::Mtp;
 use super::qwen3_moe::MoeFields;
 use crate::config::{ModelConfig, RopeFields, check};
+use crate::model::MtpHead;
 use crate::registry::Entry;
-use crate::{Model, Result};
+use crate::{Error, Model, Result};
 
 pub(crate) const ENTRY: Entry = Entry {
     model_types: &["qwen3_next"],
@@ -93,10 +95,7 @@ pub(super) fn rotated(head_dim: i32, part: f32) -> i32 {
 pub(super) fn adapt(weights: &Weights, model: &Weights) {
     // Heads for speculative decoding.
     weights.discard(|path| path.contains("mtp."));
-    let published = weights.any(|path, shape| {
-        path.ends_with("conv1d.weight") && shape.last().is_some_and(|&last| last != 1)
-    });
-    if !published {
+    if !is_published(weights) {
         return;
     }
     let last = model.path("norm.weight");
@@ -118,13 +117,50 @@ pub(super) fn adapt(weights: &Weights, model: &Weights) {
     weights.adapt(is_convolution, moved, |weight| weight.move_axis(2, 1));
 }
 
+/// Whether they are Hugging Face's.
+fn is_published(weights: &Weights) -> bool {
+    weights.any(|path, shape| {
+        path.ends_with("conv1d.weight") && shape.last().is_some_and(|&last| last != 1)
+    })
+}
+
+/// The weights of the head for further tokens, in the form of the model's; all others are dropped.
+///
+/// # Errors
+/// When there is none.
+pub(super) fn mtp_weights(weights: &Weights) -> Result<Weights> {
+    if !weights.any(|path, _| path == "mtp.fc.weight") {
+        return Err(Error::missing("the tensors of an MTP head (mtp.fc.weight)"));
+    }
+    let published = is_published(weights);
+    weights.discard(|path| !path.starts_with("mtp."));
+    if published {
+        weights.transform(|path| path.contains("norm"), |weight| weight.add(1.0));
+    }
+    Ok(weights.pp("mtp"))
+}
+
+/// The head for further tokens.
+pub(crate) fn build_mtp(config: &ModelConfig, weights: &Weights) -> Result<Box<dyn MtpHead>> {
+    let weights = mtp_weights(weights)?;
+    Ok(Box::new(Mtp::load(&settings(config)?, &weights)?))
+}
+
 fn build(config: &ModelConfig, weights: &Weights) -> Result<Box<dyn Model>> {
+    let mixed = settings(config)?;
+    let model = weights.pp("model");
+    adapt(weights, &model);
+    let head = weights.pp("lm_head");
+    Ok(Box::new(Mixed::load(&mixed, &model, &head)?))
+}
+
+fn settings(config: &ModelConfig) -> Result<MixedConfig> {
     let (experts, rope): (MoeFields, RopeFields) = (config.parse()?, config.parse()?);
     let delta: DeltaFields = config.parse()?;
     let config: Config = config.parse()?;
     let mlps = experts.some_layers(config.num_hidden_layers, config.intermediate_size, true)?;
     let dims = rotated(config.head_dim, config.partial_rotary_factor);
-    let mixed = MixedConfig {
+    Ok(MixedConfig {
         rope: rope.rope_required(dims)?,
         directions: None,
         model_type: config.model_type,
@@ -143,12 +179,5 @@ fn build(config: &ModelConfig, weights: &Weights) -> Result<Box<dyn Model>> {
         layers: layers(mlps, config.full_attention_interval)?,
         tied: config.tie_word_embeddings,
         max_context: rope.max_position_embeddings(),
-    };
-    let model = weights.pp("model");
-    adapt(weights, &model);
-    Ok(Box::new(Mixed::load(
-        &mixed,
-        &model,
-        &weights.pp("lm_head"),
-    )?))
+    })
 }

@@ -34,11 +34,16 @@ impl Stream {
         input: Input<'_>,
         scales: StreamScales,
     ) -> Result<Self> {
-        Ok(Self {
-            x: embed(embedding, input, scales.embedding)?,
+        Ok(Self::of(embed(embedding, input, scales.embedding)?, scales))
+    }
+
+    /// The stream of what enters a layer.
+    pub(crate) fn of(x: Array, scales: StreamScales) -> Self {
+        Self {
+            x,
             added: None,
             scales,
-        })
+        }
     }
 
     /// The norm of the stream.

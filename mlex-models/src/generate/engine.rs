@@ -1,18 +1,20 @@
 //! One generation from request to end, on the thread that owns the model.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use mlex_core::{Array, Stream, eval, memory};
 use mlex_nn::Cache;
 
+use super::constraint::{Gate, Guide, Vocabulary};
 use super::output::Output;
 use super::prompt_cache::{Filling, PromptCache, fill};
 use super::request::{Completion, Event, FinishReason, Prompt, Request, Timings, Usage};
+use super::speculate::{DraftCounts, Guesses, Speculator};
 use super::{PrefillProgress, Sampler, StreamOptions, TokenStream};
 use crate::media::{Media, MediaEngine, MediaPrompt, Placeholders};
-use crate::model::Model;
+use crate::model::{Model, MtpHead};
 use crate::text::{ChatRequest, ChatTemplate, OutputFormat, Tokenizer, chat_messages, media_parts};
 use crate::towers::{MediaKind, refused};
 use crate::{Error, Result};
@@ -32,6 +34,8 @@ pub(super) struct TextParts {
     pub(super) kinds: Vec<MediaKind>,
     /// What stands for that in a prompt.
     pub(super) placeholders: Option<Placeholders>,
+    /// The tokens as grammars see them, once one is asked for.
+    pub(super) vocabulary: OnceLock<Vocabulary>,
 }
 
 impl TextParts {
@@ -140,6 +144,15 @@ impl TextParts {
         Some(pairs.take_while(|(a, b)| a == b).count())
     }
 
+    /// The tokens as grammars see them, for a model with so many logits.
+    fn vocabulary(&self, size: i32) -> Result<&Vocabulary> {
+        if let Some(vocabulary) = self.vocabulary.get() {
+            return Ok(vocabulary);
+        }
+        let vocabulary = Vocabulary::new(&self.tokenizer, size, &self.eos_ids)?;
+        Ok(self.vocabulary.get_or_init(|| vocabulary))
+    }
+
     /// The rendered prompt of a request as tokens.
     fn encode(&self, request: &Request, rendered: Option<String>) -> Result<Vec<u32>> {
         match (&request.prompt, rendered) {
@@ -157,6 +170,26 @@ impl TextParts {
                 self.tokenizer.encode(&text, !has_bos)
             }
         }
+    }
+}
+
+/// What a session has that guesses tokens.
+#[derive(Clone, Copy)]
+pub(super) struct Guessers<'a> {
+    pub(super) draft: Option<&'a dyn Model>,
+    pub(super) mtp: Option<&'a dyn MtpHead>,
+}
+
+impl Guessers<'_> {
+    /// Refuses guesses that nothing can make.
+    fn check(self, guesses: Guesses) -> Result<()> {
+        let missing = match guesses {
+            Guesses::Draft if self.draft.is_none() => "a draft model",
+            Guesses::Mtp if self.mtp.is_none() => "an MTP head",
+            _ => return Ok(()),
+        };
+        let what = format!("{missing}, which was not loaded with the session");
+        Err(Error::missing(what))
     }
 }
 
@@ -179,6 +212,7 @@ impl Sink<'_> {
 /// When the request is not valid or MLX fails.
 pub(super) fn run(
     model: &dyn Model,
+    guessers: Guessers<'_>,
     media: &mut MediaEngine,
     text: &Arc<TextParts>,
     request: &Request,
@@ -199,6 +233,10 @@ pub(super) fn run(
     }
     // A wrong number is told before the prompt is computed.
     Sampler::new(request.sampler.clone(), model.info().vocab_size, &[])?;
+    if let Some(grammar) = &request.grammar {
+        grammar.validate()?;
+    }
+    guessers.check(request.speculation.guesses)?;
     let mut unused = PromptCache::none();
     let pool = if request.use_prompt_cache {
         pool
@@ -220,6 +258,7 @@ pub(super) fn run(
                 finish_reason: FinishReason::Cancelled,
                 usage,
                 timings: Timings::default(),
+                drafts: DraftCounts::default(),
             }));
         }
         return Ok(());
@@ -251,6 +290,7 @@ pub(super) fn run(
         let hidden = hidden.as_ref().filter(|_| listening);
         let answer = Answering {
             model,
+            guessers,
             text,
             request,
             prompt: prompt.ids(),
@@ -276,6 +316,7 @@ pub(super) fn run(
 /// One answer to a request.
 struct Answering<'a> {
     model: &'a dyn Model,
+    guessers: Guessers<'a>,
     text: &'a TextParts,
     request: &'a Request,
     prompt: &'a [u32],
@@ -299,6 +340,7 @@ impl Answering<'_> {
         let mut output = Output::new(text, request, self.rendered);
         let mut finish_reason = FinishReason::Cancelled;
         let mut first: Option<Instant> = None;
+        let mut drafts = DraftCounts::default();
         if let Some(hidden) = hidden {
             finish_reason = FinishReason::Length;
             let options = StreamOptions {
@@ -307,13 +349,20 @@ impl Answering<'_> {
                 logprobs: request.logprobs,
             };
             let sampler = self.sampler()?;
-            let mut stream = TokenStream::after(self.model, cache, sampler, hidden, options)?;
+            let state = (self.prompt, hidden);
+            let checks = (self.guide()?, self.speculator()?);
+            let mut stream =
+                TokenStream::after_checked(self.model, cache, sampler, state, options, checks)?;
             let mut closing = Closing::new(text, request)?;
             while finish_reason == FinishReason::Length {
+                stream.set_limit(closing.room(&output));
                 if let Some(id) = closing.next(&output) {
                     stream.put_in(id)?;
                 }
                 let Some(id) = stream.next().transpose()? else {
+                    if stream.is_complete() {
+                        finish_reason = FinishReason::Stop;
+                    }
                     break;
                 };
                 first.get_or_insert_with(Instant::now);
@@ -331,6 +380,8 @@ impl Answering<'_> {
                     finish_reason = FinishReason::Cancelled;
                 }
             }
+            stream.finish()?;
+            drafts = stream.draft_counts();
         }
         let end = Instant::now();
         // The step after the last token is on the device already: when the end is announced,
@@ -357,7 +408,37 @@ impl Answering<'_> {
             finish_reason,
             usage,
             timings,
+            drafts,
         })))
+    }
+
+    /// What leads the answer, where it must have a form.
+    fn guide(&self) -> Result<Option<Guide>> {
+        let Self { text, request, .. } = *self;
+        let Some(grammar) = &request.grammar else {
+            return Ok(None);
+        };
+        let vocabulary = text.vocabulary(self.model.info().vocab_size)?;
+        let gate = Gate::new(text, request, self.rendered)?;
+        Guide::new(grammar, vocabulary, gate).map(Some)
+    }
+
+    /// What guesses tokens, where something shall.
+    fn speculator(&self) -> Result<Option<Speculator<'_>>> {
+        let speculation = self.request.speculation;
+        Ok(match speculation.guesses {
+            Guesses::Off => None,
+            Guesses::Ngram => Some(Speculator::ngram(speculation)),
+            Guesses::Draft => {
+                let step = self.request.prefill_step;
+                let guess = |draft| Speculator::draft_model(draft, step, speculation);
+                self.guessers.draft.map(guess).transpose()?
+            }
+            Guesses::Mtp => {
+                let guess = |head| Speculator::mtp(self.model, head, speculation);
+                self.guessers.mtp.map(guess).transpose()?
+            }
+        })
     }
 
     /// The sampler of this answer, with what it needs of the tokenizer.
@@ -400,6 +481,15 @@ impl Closing {
             marker,
             given: 0,
         })
+    }
+
+    /// How many tokens may come before one may have to be put in, that one included.
+    fn room(&self, output: &Output<'_>) -> usize {
+        match self.budget {
+            None => usize::MAX,
+            Some(_) if self.given > 0 && self.given < self.marker.len() => 1,
+            Some(budget) => output.reasoning_left(budget),
+        }
     }
 
     /// The token to put in.

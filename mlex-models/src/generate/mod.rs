@@ -3,6 +3,8 @@
 //! [`Session`] is what an application uses: any thread may ask it for text. [`TokenStream`]
 //! is the layer below, for callers who stay on the model's thread.
 
+mod checked;
+mod constraint;
 mod engine;
 mod output;
 mod prompt_cache;
@@ -10,8 +12,10 @@ mod request;
 mod sampler;
 mod score;
 mod session;
+mod speculate;
 mod token_stream;
 
+pub use constraint::Grammar;
 pub use prompt_cache::{
     Found, KvSettings, MediaSpan, PromptCache, PromptCacheLimits, PromptCacheStats, PromptFileInfo,
     PromptKey,
@@ -22,4 +26,5 @@ pub use request::{
 pub use sampler::{Dry, Sampler, SamplerConfig, Xtc};
 pub use score::{Score, score};
 pub use session::{CancelHandle, Generation, LoadOptions, LoadProgress, Session, SessionInfo};
+pub use speculate::{DraftCounts, Guesses, Speculation, Speculator};
 pub use token_stream::{PrefillProgress, StreamOptions, TokenStream};

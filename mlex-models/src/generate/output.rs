@@ -65,6 +65,15 @@ impl<'a> Output<'a> {
         self.in_reasoning() && self.reasoning >= budget
     }
 
+    /// How many tokens may come before it [is over](Self::is_over), as far as is known.
+    pub(super) fn reasoning_left(&self, budget: usize) -> usize {
+        if self.in_reasoning() {
+            budget.saturating_sub(self.reasoning)
+        } else {
+            usize::MAX
+        }
+    }
+
     pub(super) fn in_reasoning(&self) -> bool {
         self.parser.as_ref().is_some_and(OutputParser::in_reasoning)
     }

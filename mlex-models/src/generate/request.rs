@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{Dry, KvSettings, PrefillProgress, SamplerConfig};
+use super::{DraftCounts, Dry, Grammar, KvSettings, PrefillProgress, SamplerConfig, Speculation};
 use crate::media::Media;
 use crate::text::{Answer, Part};
 use crate::towers::MediaOptions;
@@ -68,6 +68,10 @@ pub struct Request {
     /// Begins with what the session knows of the prompt already, and leaves the states of this one
     /// for others.
     pub use_prompt_cache: bool,
+    /// The form of the answer, after its reasoning. Tool calls are then text of the answer.
+    pub grammar: Option<Grammar>,
+    /// Whether tokens are guessed, so that one step may give several.
+    pub speculation: Speculation,
 }
 
 impl Request {
@@ -91,6 +95,8 @@ impl Request {
             parse: true,
             kv: KvSettings::default(),
             use_prompt_cache: true,
+            grammar: None,
+            speculation: Speculation::default(),
         }
     }
 
@@ -231,6 +237,8 @@ pub struct Completion {
     pub usage: Usage,
     /// How long it took.
     pub timings: Timings,
+    /// What was guessed.
+    pub drafts: DraftCounts,
 }
 
 impl Completion {

@@ -1,16 +1,16 @@
 //! A model on a thread of its own, usable from any thread.
 
 use std::fmt;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use mlex_core::{Device, Dtype, Stream};
 
-use super::engine::{self, Sink, TextParts};
+use super::engine::{self, Guessers, Sink, TextParts};
 use super::prompt_cache::{
     self, PromptCache, PromptCacheLimits, PromptCacheStats, PromptFileInfo, PromptJob,
 };
@@ -18,9 +18,9 @@ use super::request::{Event, Request};
 use super::score::{self, Score};
 use crate::files::ModelFiles;
 use crate::fingerprint::fingerprint;
-use crate::load::{LoadedModel, load};
+use crate::load::{LoadedModel, load, load_mtp};
 use crate::media::{MediaEngine, Placeholders};
-use crate::model::ModelInfo;
+use crate::model::{ModelInfo, MtpHead};
 use crate::text::{OutputFormat, Tokenizer};
 use crate::towers::{MediaKind, media_kinds};
 use crate::{Error, ErrorKind, Result};
@@ -37,6 +37,12 @@ pub struct LoadOptions {
     pub device: Option<Device>,
     /// How many states of prompts are held, so that a prompt that begins alike starts later.
     pub prompt_cache: PromptCacheLimits,
+    /// A smaller model with the same tokens, whose guesses can speed generations up
+    /// ([`Guesses::Draft`](super::Guesses::Draft)).
+    pub draft_model: Option<PathBuf>,
+    /// Loads the model's own head for further tokens too, for
+    /// [`Guesses::Mtp`](super::Guesses::Mtp).
+    pub mtp: bool,
     /// Called, on the model's thread, after each tensor.
     pub on_progress: Option<Box<dyn FnMut(LoadProgress) + Send>>,
 }
@@ -47,6 +53,8 @@ impl fmt::Debug for LoadOptions {
             .field("dtype", &self.dtype)
             .field("device", &self.device)
             .field("prompt_cache", &self.prompt_cache)
+            .field("draft_model", &self.draft_model)
+            .field("mtp", &self.mtp)
             .finish_non_exhaustive()
     }
 }
@@ -65,6 +73,8 @@ pub struct SessionInfo {
     pub device: Device,
     /// What it takes beside text.
     pub media: Vec<MediaKind>,
+    /// The model that guesses tokens for it.
+    pub draft_model: Option<ModelInfo>,
 }
 
 enum Job {
@@ -164,18 +174,32 @@ impl Session {
                 })
             };
             match open(&path, options) {
-                Ok((model, mut media, text, device)) => {
+                Ok(Opened {
+                    model,
+                    draft,
+                    mtp,
+                    mut media,
+                    text,
+                    device,
+                }) => {
                     let info = SessionInfo {
                         model: model.model.info().clone(),
                         file_bytes: model.file_bytes,
                         load_time: start.elapsed(),
                         device,
                         media: text.kinds.clone(),
+                        draft_model: draft.as_ref().map(|draft| draft.model.info().clone()),
                     };
                     let text = Arc::new(text);
                     // Nobody waits any more when this fails; then there are no jobs either.
                     let _ = ready.send(Ok((Arc::clone(&text), info)));
-                    serve(&model, &mut media, &text, &mut pool, &identity, &inbox);
+                    let guessers = Guessers {
+                        draft: draft.as_ref().map(|draft| &*draft.model),
+                        mtp: mtp.as_deref(),
+                    };
+                    serve(
+                        &model, guessers, &mut media, &text, &mut pool, &identity, &inbox,
+                    );
                 }
                 Err(error) => {
                     let _ = ready.send(Err(error));
@@ -308,11 +332,18 @@ fn gone() -> Error {
     Error::new(ErrorKind::EngineGone)
 }
 
+/// What a session's thread owns.
+struct Opened {
+    model: LoadedModel,
+    draft: Option<LoadedModel>,
+    mtp: Option<Box<dyn MtpHead>>,
+    media: MediaEngine,
+    text: TextParts,
+    device: Device,
+}
+
 /// Loads everything, on the model's thread.
-fn open(
-    path: &Path,
-    options: LoadOptions,
-) -> Result<(LoadedModel, MediaEngine, TextParts, Device)> {
+fn open(path: &Path, options: LoadOptions) -> Result<Opened> {
     let device = match options.device {
         Some(device) => device,
         None => Device::preferred()?,
@@ -333,34 +364,80 @@ fn open(
     let kinds = media_kinds(&files).map_err(|error| files.locate(error))?;
     let placeholders = Placeholders::new(&config, &kinds, &tokenizer);
     let placeholders = placeholders.map_err(|error| files.locate(error))?;
+    let drafts = options.draft_model.as_deref();
+    let drafts = drafts
+        .map(|path| open_draft(path, &tokenizer))
+        .transpose()?;
     let mut on_progress = options.on_progress;
     let model = load(&files, options.dtype, move |progress| {
         if let Some(on_progress) = &mut on_progress {
             on_progress(progress);
         }
     })?;
+    let draft = drafts.map(|files| load(&files, options.dtype, |_| {}));
+    let draft = draft.transpose()?;
+    if let Some(draft) = &draft {
+        let (size, expected) = (draft.model.info().vocab_size, model.model.info().vocab_size);
+        if size > expected {
+            let expected = format!("at most {expected}, as the model has");
+            return Err(Error::field(
+                "vocab_size of the draft model",
+                expected,
+                size.to_string(),
+            ));
+        }
+    }
+    let mtp = options.mtp.then(|| load_mtp(&files, options.dtype));
+    let mtp = mtp.transpose()?;
     let format = OutputFormat::of(&tokenizer, chat_template.as_ref());
     let model_type = model.model.info().model_type.clone();
     let media = MediaEngine::new(&files, &model_type, options.dtype);
-    Ok((
+    let text = TextParts {
+        format,
+        vocabulary: OnceLock::new(),
+        tokenizer,
+        chat_template,
+        eos_ids,
+        model_type,
+        kinds,
+        placeholders,
+    };
+    Ok(Opened {
         model,
+        draft,
+        mtp,
         media,
-        TextParts {
-            format,
-            tokenizer,
-            chat_template,
-            eos_ids,
-            model_type,
-            kinds,
-            placeholders,
-        },
+        text,
         device,
-    ))
+    })
+}
+
+/// The files of a draft model, which must have the tokens of `tokenizer`.
+fn open_draft(path: &Path, tokenizer: &Tokenizer) -> Result<ModelFiles> {
+    let files = ModelFiles::open(path)?;
+    let other = files.tokenizer()?;
+    let count = other.vocab_size().max(tokenizer.vocab_size());
+    let differs = |&id: &u32| other.id_to_token(id) != tokenizer.id_to_token(id);
+    if let Some(id) = (0..count as u32).find(differs) {
+        let name = |tokenizer: &Tokenizer| match tokenizer.id_to_token(id) {
+            Some(token) => format!("{token:?}"),
+            None => "none".to_owned(),
+        };
+        let expected = format!("{}, as the model has", name(tokenizer));
+        let error = Error::field(
+            format!("token {id} of the draft model"),
+            expected,
+            name(&other),
+        );
+        return Err(error.with_path(path));
+    }
+    Ok(files)
 }
 
 /// Does jobs until the last session is gone.
 fn serve(
     model: &LoadedModel,
+    guessers: Guessers<'_>,
     media: &mut MediaEngine,
     text: &Arc<TextParts>,
     pool: &mut PromptCache,
@@ -380,7 +457,8 @@ fn serve(
                     cancelled: &cancelled,
                 };
                 let model = &*model.model;
-                if let Err(error) = engine::run(model, media, text, &request, pool, &mut sink) {
+                let run = engine::run(model, guessers, media, text, &request, pool, &mut sink);
+                if let Err(error) = run {
                     let _ = events.send(Err(error));
                 }
             }

@@ -6,8 +6,11 @@ use mlex_core::{Array, Device, Stream, async_eval, eval, memory};
 use mlex_nn::Cache;
 
 use super::Sampler;
+use super::checked::Checks;
+use super::constraint::Guide;
 use super::request::TokenLogprobs;
 use super::score::likeliest;
+use super::speculate::{DraftCounts, Speculator};
 use crate::media::MediaPrompt;
 use crate::model::{Input, Model};
 use crate::{Error, Result};
@@ -51,23 +54,25 @@ impl Default for StreamOptions {
 /// While the caller handles a token, the device computes the next one already. It ends after
 /// `max_tokens` or an error; end-of-text tokens are the caller's to notice.
 pub struct TokenStream<'m> {
-    model: &'m dyn Model,
-    cache: &'m mut Cache,
-    sampler: Sampler,
-    next: Option<Step>,
+    pub(super) model: &'m dyn Model,
+    pub(super) cache: &'m mut Cache,
+    pub(super) sampler: Sampler,
+    pub(super) next: Option<Step>,
     /// How many of the likeliest tokens are given beside each.
-    top: Option<i32>,
+    pub(super) top: Option<i32>,
     /// The log-probabilities at the token that was given last.
-    last: Option<TokenLogprobs>,
+    pub(super) last: Option<TokenLogprobs>,
     /// Tokens still to be given out.
-    remaining: usize,
+    pub(super) remaining: usize,
     given: usize,
+    /// Where a grammar leads it, or tokens are guessed.
+    checks: Option<Box<Checks<'m>>>,
 }
 
 /// A token that is being computed.
-struct Step {
+pub(super) struct Step {
     /// int32 `[1]`.
-    token: Array,
+    pub(super) token: Array,
     /// Those of all tokens, f32 `[1, V]`, where they are asked for.
     logprobs: Option<Array>,
 }
@@ -123,6 +128,56 @@ impl<'m> TokenStream<'m> {
         Ok(stream)
     }
 
+    /// Prefills `cache` with `prompt`, as [`new`](Self::new), and goes on with guesses.
+    ///
+    /// # Errors
+    /// When the prompt is empty, has a token outside of the vocabulary, or MLX fails.
+    pub fn speculating(
+        model: &'m dyn Model,
+        cache: &'m mut Cache,
+        sampler: Sampler,
+        prompt: &[u32],
+        options: StreamOptions,
+        speculator: Speculator<'m>,
+    ) -> Result<Self> {
+        let whole = prompt.to_vec().into();
+        let (all, step) = (0..prompt.len(), options.prefill_step);
+        let hidden = prefill(model, cache, &whole, all, step, &mut |_| true)?;
+        let hidden = hidden.ok_or_else(|| Error::missing("a prompt"))?;
+        let stream = Self::empty(model, cache, sampler, options);
+        Ok(stream.checked(prompt, &hidden, options, None, Some(speculator)))
+    }
+
+    /// [`after`](Self::after) `prompt`, with a grammar or guesses.
+    pub(super) fn after_checked(
+        model: &'m dyn Model,
+        cache: &'m mut Cache,
+        sampler: Sampler,
+        (prompt, hidden): (&[u32], &Array),
+        options: StreamOptions,
+        (guide, speculator): (Option<Guide>, Option<Speculator<'m>>),
+    ) -> Result<Self> {
+        if guide.is_none() && speculator.is_none() {
+            return Self::after(model, cache, sampler, hidden, options);
+        }
+        let stream = Self::empty(model, cache, sampler, options);
+        Ok(stream.checked(prompt, hidden, options, guide, speculator))
+    }
+
+    fn checked(
+        mut self,
+        prompt: &[u32],
+        hidden: &Array,
+        options: StreamOptions,
+        guide: Option<Guide>,
+        speculator: Option<Speculator<'m>>,
+    ) -> Self {
+        self.remaining = options.max_tokens;
+        let checks = Checks::new(prompt, hidden, guide, speculator);
+        self.checks = Some(Box::new(checks));
+        self
+    }
+
     fn empty(
         model: &'m dyn Model,
         cache: &'m mut Cache,
@@ -140,6 +195,7 @@ impl<'m> TokenStream<'m> {
             last: None,
             remaining: 0,
             given: 0,
+            checks: None,
         }
     }
 
@@ -170,6 +226,13 @@ impl<'m> TokenStream<'m> {
             let expected = format!("an id below {vocab_size}");
             Error::field("token", expected, "a greater one")
         })?;
+        if self.next.is_none()
+            && let Some(mut checks) = self.checks.take()
+        {
+            let done = self.put_in_checked(id as u32, &mut checks);
+            self.checks = Some(checks);
+            return done;
+        }
         if let Some(next) = &mut self.next {
             next.token = Array::from_slice(&[id], &[1])?;
             next.logprobs = None;
@@ -178,62 +241,123 @@ impl<'m> TokenStream<'m> {
         Ok(())
     }
 
+    /// Sets how many tokens may be computed before they are asked for, at least one; where a token
+    /// shall be [put in](Self::put_in), none may be.
+    pub fn set_limit(&mut self, limit: usize) {
+        if let Some(checks) = &mut self.checks {
+            checks.set_limit(limit);
+        }
+    }
+
+    /// Whether it has ended because a grammar allows nothing more.
+    pub(super) fn is_complete(&self) -> bool {
+        self.checks
+            .as_ref()
+            .is_some_and(|checks| checks.is_complete())
+    }
+
+    /// How many tokens were guessed.
+    pub fn draft_counts(&self) -> DraftCounts {
+        let checks = self.checks.as_ref();
+        let speculator = checks.and_then(|checks| checks.speculator.as_ref());
+        speculator.map(Speculator::counts).unwrap_or_default()
+    }
+
+    /// Takes back what the cache has seen of tokens that were not given out. Nothing comes after.
+    ///
+    /// # Errors
+    /// When MLX fails.
+    pub fn finish(&mut self) -> Result<()> {
+        self.remaining = 0;
+        match self.checks.take() {
+            Some(mut checks) => {
+                let done = self.take_back(&mut checks);
+                checks.ended = true;
+                self.checks = Some(checks);
+                done
+            }
+            None => Ok(()),
+        }
+    }
+
     /// The token after the position whose state is `hidden` `[1, D]`, not started yet.
-    fn choose(&mut self, hidden: &Array) -> Result<Step> {
+    pub(super) fn choose(&mut self, hidden: &Array) -> Result<Step> {
         let logits = self.model.logits(hidden)?;
+        self.choose_of(&logits)
+    }
+
+    /// The token of `logits` `[1, V]`, not started yet.
+    pub(super) fn choose_of(&mut self, logits: &Array) -> Result<Step> {
         if self.top.is_none() {
-            let token = self.sampler.sample(&logits)?;
+            let token = self.sampler.sample(logits)?;
             return Ok(Step {
                 token,
                 logprobs: None,
             });
         }
-        let (token, logprobs) = self.sampler.sample_scored(&logits)?;
+        let (token, logprobs) = self.sampler.sample_scored(logits)?;
         Ok(Step {
             token,
             logprobs: Some(logprobs),
         })
     }
 
-    /// The graph of the step after `token`, not started yet.
-    fn build(&mut self, token: &Array) -> Result<Step> {
-        let hidden = self
-            .model
-            .forward(Input::Tokens(&token.expand_dims(0)?), self.cache)?;
+    /// The state `[1, D]` after `token` `[1]`, not started yet.
+    pub(super) fn forward_token(&mut self, token: &Array) -> Result<Array> {
+        let input = token.expand_dims(0)?;
+        let hidden = self.model.forward(Input::Tokens(&input), self.cache)?;
         self.cache.settle()?;
-        self.choose(&hidden.squeeze(1)?)
+        Ok(hidden.squeeze(1)?)
     }
 
-    fn step(&mut self, step: &Step) -> Result<u32> {
+    /// The token of `step`; unless it is the last one or `ahead` is not set, the next step is
+    /// started.
+    pub(super) fn step(&mut self, step: &Step, ahead: bool) -> Result<u32> {
         let token = &step.token;
         // Built while the device still computes `token`.
-        self.next = if self.remaining > 0 {
-            Some(self.build(token)?)
+        self.next = if self.remaining > 0 && ahead {
+            let hidden = self.forward_token(token)?;
+            Some(self.choose(&hidden)?)
         } else {
             None
         };
-        // The device is given its next step before this one is waited for, except where a
-        // finished step lets the cache be updated in place: until then its arrays are in use, and
-        // on a CPU the copy would cost more than the wait.
-        if Stream::current()?.device() == Device::Cpu && !self.cache.can_queue() {
+        if self.waits()? {
             token.eval()?;
         }
         async_eval(self.next.as_ref().map(|next| &next.token))?;
-        let id: i32 = token.item()?;
+        self.read(step)
+    }
+
+    /// Whether a step is to be done before the next one is given to the device. In general the
+    /// device is given that first, except where a finished step lets the cache be updated in place:
+    /// until then its arrays are in use, and on a CPU the copy would cost more than the wait.
+    pub(super) fn waits(&self) -> Result<bool> {
+        Ok(Stream::current()?.device() == Device::Cpu && !self.cache.can_queue())
+    }
+
+    /// Waits for the token of `step`, which is given out.
+    pub(super) fn read(&mut self, step: &Step) -> Result<u32> {
+        let id: i32 = step.token.item()?;
         self.last = match (&step.logprobs, self.top) {
-            (Some(logprobs), Some(top)) => Some(read_logprobs(logprobs, token, top)?),
+            (Some(logprobs), Some(top)) => Some(read_logprobs(logprobs, &step.token, top)?),
             _ => None,
         };
-        self.given += 1;
+        self.given(1)?;
+        Ok(id as u32)
+    }
+
+    /// Counts tokens that were given out.
+    pub(super) fn given(&mut self, count: usize) -> Result<()> {
+        self.given += count;
         if self.given.is_multiple_of(CLEAR_CACHE_EVERY) {
             memory::clear_cache()?;
         }
-        Ok(id as u32)
+        Ok(())
     }
 }
 
 /// The log-probabilities at `token` `[1]`, of all `[1, V]`.
-fn read_logprobs(logprobs: &Array, token: &Array, top: i32) -> Result<TokenLogprobs> {
+pub(super) fn read_logprobs(logprobs: &Array, token: &Array, top: i32) -> Result<TokenLogprobs> {
     let chosen = logprobs.take_along_axis(&token.expand_dims(0)?, -1)?;
     let mut likeliest = likeliest(logprobs, top)?;
     Ok(TokenLogprobs {
@@ -246,9 +370,15 @@ impl Iterator for TokenStream<'_> {
     type Item = Result<u32>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        if let Some(mut checks) = self.checks.take() {
+            let next = self.next_checked(&mut checks);
+            checks.ended |= next.is_err();
+            self.checks = Some(checks);
+            return next.transpose();
+        }
         let step = self.next.take()?;
         self.remaining -= 1;
-        Some(self.step(&step))
+        Some(self.step(&step, true))
     }
 }
 

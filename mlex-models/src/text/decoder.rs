@@ -222,6 +222,42 @@ impl Decoder {
         Ok(())
     }
 
+    /// The bytes that `token` stands for within a text, which need not be whole characters.
+    pub(super) fn bytes(&self, mut token: String) -> Vec<u8> {
+        for step in &self.tokens {
+            match step {
+                TokenStep::ByteFallback { .. } => {
+                    if let Some(byte) = spelled_byte(&token) {
+                        return vec![byte];
+                    }
+                }
+                TokenStep::WordSuffix { suffix, .. } => {
+                    token = token.replace(suffix.as_str(), " ");
+                }
+                _ => {
+                    let mut step = step.clone();
+                    step.begin();
+                    let mut given = Vec::new();
+                    step.push(token, &mut given);
+                    token = given.concat();
+                }
+            }
+        }
+        if let Fusion::Bytes { .. } = &self.fusion {
+            let bytes: Option<Vec<u8>> = token.chars().map(byte_level::byte).collect();
+            return bytes.unwrap_or_else(|| token.into_bytes());
+        }
+        for step in &self.texts {
+            // What is taken off the beginning of a text is none of the middle's.
+            if !matches!(step, TextStep::StripStart { .. }) {
+                let mut step = step.clone();
+                token = step.push(token);
+                step.finish(&mut token);
+            }
+        }
+        token.into_bytes()
+    }
+
     /// Takes the next token and returns the text that is certain by now.
     pub(super) fn push(&mut self, token: String) -> String {
         let mut tokens = vec![token];
@@ -266,6 +302,19 @@ impl Decoder {
 }
 
 impl TokenStep {
+    /// Goes on as if a token had been pushed.
+    fn begin(&mut self) {
+        match self {
+            Self::Metaspace { first, .. }
+            | Self::WordPiece { first, .. }
+            | Self::Spaced { first } => *first = false,
+            Self::Replace(_)
+            | Self::ByteFallback { .. }
+            | Self::Strip { .. }
+            | Self::WordSuffix { .. } => {}
+        }
+    }
+
     fn push(&mut self, mut token: String, out: &mut Vec<String>) {
         match self {
             Self::Replace(replace) => {

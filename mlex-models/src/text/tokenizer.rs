@@ -173,6 +173,15 @@ impl Tokenizer {
         self.inner.backend.id_to_token(id)
     }
 
+    /// The bytes that a token stands for within a text, which need not be whole characters.
+    /// None for special tokens and ids without a token.
+    pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
+        if self.is_special(id) {
+            return None;
+        }
+        Some(self.inner.decoder.bytes(self.id_to_token(id)?))
+    }
+
     /// The number of tokens, added ones included. A model may have more embeddings.
     pub fn vocab_size(&self) -> usize {
         self.inner.vocab_size
@@ -226,6 +235,12 @@ impl Tokenizer {
         write(&dir.join("tokenizer.json"), &json)?;
         let config = Value::Object(self.inner.config.raw.clone());
         write_json(&dir.join("tokenizer_config.json"), &config)
+    }
+
+    /// Whether the token was added to the vocabulary, special or not.
+    pub(crate) fn is_added(&self, id: u32) -> bool {
+        let added = self.inner.backend.get_added_vocabulary();
+        added.get_added_tokens_decoder().contains_key(&id)
     }
 
     pub(super) fn decoder(&self) -> Decoder {

@@ -566,6 +566,14 @@ impl KvCache {
         (0..=self.seen - self.fixed).contains(&count) && (complete || enough)
     }
 
+    /// Whether any of the next `new` tokens can be forgotten again, whatever is done until then.
+    pub(crate) fn can_take_back(&self, new: i32) -> bool {
+        let used = self.used();
+        // A window lets go of positions when its buffers are full, unless it keeps all.
+        self.window
+            .is_none_or(|window| used == self.seen && used + new < window)
+    }
+
     /// Forgets the last `count` tokens.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! What a model remembers of the tokens it has seen: one state per layer, in one value.
 
 mod buffers;
+mod checkpoint;
 mod kv;
 pub(crate) mod memory;
 mod packed;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 
 use mlex_core::{Array, AttentionMask, Dtype};
 
+pub use checkpoint::Checkpoint;
 pub use kv::KvCache;
 pub use packed::{KvPacking, KvQuantization};
 pub use recurrent::{RecurrentCache, RecurrentState};
@@ -121,6 +123,19 @@ impl LayerCache {
         self.len() == 0
     }
 
+    /// Whether the last `count` tokens can be forgotten.
+    pub fn can_trim(&self, count: i32) -> bool {
+        each!(self, cache => cache.can_trim(count))
+    }
+
+    /// Forgets the last `count` tokens.
+    ///
+    /// # Errors
+    /// When it cannot ([`can_trim`](Self::can_trim)); then nothing is changed.
+    pub fn trim(&mut self, count: i32) -> Result<()> {
+        each!(self, cache => cache.trim(count))
+    }
+
     /// The bytes that the state takes.
     pub fn nbytes(&self) -> usize {
         match self {
@@ -222,7 +237,7 @@ impl Cache {
     /// what they have seen: keep a clone of the cache to go back to.
     pub fn can_trim(&self, count: i32) -> bool {
         let mut layers = self.layers.iter();
-        layers.all(|layer| each!(layer, cache => cache.can_trim(count)))
+        layers.all(|layer| layer.can_trim(count))
     }
 
     /// Forgets the last `count` tokens.
@@ -238,7 +253,7 @@ impl Cache {
             ));
         }
         for layer in &mut self.layers {
-            each!(layer, cache => cache.trim(count))?;
+            layer.trim(count)?;
         }
         Ok(())
     }

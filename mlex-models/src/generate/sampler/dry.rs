@@ -139,11 +139,17 @@ impl History {
         self.next = Some(token.clone());
     }
 
-    /// `logits` `[1, V]` with the penalties. Waits for the last token.
-    pub(super) fn penalize(&mut self, dry: &Dry, logits: Array) -> Result<Array> {
+    /// Keeps the last token for good. Waits for it.
+    pub(super) fn settle(&mut self) -> Result<()> {
         if let Some(token) = self.next.take() {
             self.tokens.push(token.item::<i32>()? as u32);
         }
+        Ok(())
+    }
+
+    /// `logits` `[1, V]` with the penalties. Waits for the last token.
+    pub(super) fn penalize(&mut self, dry: &Dry, logits: Array) -> Result<Array> {
+        self.settle()?;
         let penalties = dry.penalties(&self.tokens);
         if penalties.is_empty() {
             return Ok(logits);

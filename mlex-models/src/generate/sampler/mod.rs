@@ -8,6 +8,8 @@ mod config;
 mod dry;
 mod filters;
 
+use std::sync::Arc;
+
 use mlex_core::{Array, Dtype, random};
 use mlex_nn::dispatch::argmax;
 
@@ -25,7 +27,7 @@ const GREEDY_BELOW: f32 = 1e-6;
 /// Chooses tokens by a [`SamplerConfig`]; remembers recent tokens and its random state.
 #[derive(Clone, Debug)]
 pub struct Sampler {
-    config: SamplerConfig,
+    config: Arc<SamplerConfig>,
     key: Array,
     /// How many tokens count as recent.
     penalty_context: i32,
@@ -46,16 +48,6 @@ impl Sampler {
     pub fn new(config: SamplerConfig, vocab_size: i32, prompt: &[u32]) -> Result<Self> {
         config.validate(vocab_size)?;
         let key = random::key(config.seed.unwrap_or_else(entropy))?;
-        let recent = if config.has_penalties() {
-            let keep = (config.penalty_context as usize).min(prompt.len());
-            let ids: Vec<i32> = prompt[prompt.len() - keep..]
-                .iter()
-                .map(|&id| id as i32)
-                .collect();
-            Some(Array::from_slice(&ids, &[keep as i32])?)
-        } else {
-            None
-        };
         let bias = if config.logit_bias.is_empty() {
             None
         } else {
@@ -68,17 +60,33 @@ impl Sampler {
             ))
         };
         let filters = Filters::new(&config, vocab_size)?;
-        let history = config.dry.is_some().then(|| History::new(prompt));
         let penalty_context = i32::try_from(config.penalty_context).unwrap_or(i32::MAX);
-        Ok(Self {
-            config,
+        let mut sampler = Self {
+            config: Arc::new(config),
             key,
             penalty_context,
-            recent,
+            recent: None,
             bias,
-            history,
+            history: None,
             filters,
-        })
+        };
+        sampler.remember(prompt)?;
+        Ok(sampler)
+    }
+
+    /// Takes `tokens` for all that there are so far.
+    ///
+    /// # Errors
+    /// When MLX is out of memory.
+    pub fn remember(&mut self, tokens: &[u32]) -> Result<()> {
+        if self.config.has_penalties() {
+            let keep = (self.config.penalty_context as usize).min(tokens.len());
+            let ids = tokens[tokens.len() - keep..].iter();
+            let ids: Vec<i32> = ids.map(|&id| id as i32).collect();
+            self.recent = Some(Array::from_slice(&ids, &[keep as i32])?);
+        }
+        self.history = self.config.dry.is_some().then(|| History::new(tokens));
+        Ok(())
     }
 
     /// The next token, int32 `[1]`, of logits `[1, vocab_size]`.
@@ -86,8 +94,7 @@ impl Sampler {
     /// # Errors
     /// When MLX refuses.
     pub fn sample(&mut self, logits: &Array) -> Result<Array> {
-        let greedy = self.is_greedy();
-        if greedy && !self.changes_logits() {
+        if self.is_stateless() {
             return Ok(argmax(logits)?);
         }
         let logits = self.penalized(logits.as_type(Dtype::Float32)?)?;
@@ -121,6 +128,27 @@ impl Sampler {
         Ok(())
     }
 
+    /// Takes `token`, int32 `[1]`, for one that it has chosen: it draws the same numbers after it.
+    ///
+    /// # Errors
+    /// When MLX refuses.
+    pub fn skip(&mut self, token: &Array) -> Result<()> {
+        if !self.is_greedy() {
+            self.key = random::split(&self.key, 2)?.at(0, 0)?;
+        }
+        if let Some(history) = &mut self.history {
+            history.settle()?;
+        }
+        self.note(token)
+    }
+
+    /// Whether it takes the likeliest token whatever there was before, so that
+    /// [`sample`](Self::sample) takes logits of several positions, `[n, vocab_size]`, and gives
+    /// `[n]`.
+    pub fn is_stateless(&self) -> bool {
+        self.is_greedy() && !self.changes_logits()
+    }
+
     fn is_greedy(&self) -> bool {
         self.config.temperature < GREEDY_BELOW
     }
@@ -140,16 +168,21 @@ impl Sampler {
                 .draw(logits, self.config.temperature, &keys.at(0, 1)?)?
         };
         let token = token.as_type(Dtype::Int32)?;
+        self.note(&token)?;
+        Ok(token)
+    }
+
+    fn note(&mut self, token: &Array) -> Result<()> {
         if let Some(recent) = &self.recent {
-            let all = Array::concatenate([recent, &token], 0)?;
+            let all = Array::concatenate([recent, token], 0)?;
             let count = all.dim(0)?;
             let start = (count - self.penalty_context).max(0);
             self.recent = Some(all.slice_axis(0, start, count)?);
         }
         if let Some(history) = &mut self.history {
-            history.push(&token);
+            history.push(token);
         }
-        Ok(token)
+        Ok(())
     }
 
     /// `logits` with the bias and the penalties.

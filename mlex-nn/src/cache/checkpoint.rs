@@ -70,3 +70,68 @@ impl Cache {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use mlex_core::Array;
+
+    use super::*;
+    use crate::{KvCache, RecurrentCache, RecurrentState};
+
+    fn array(value: f32, length: i32) -> Result<Array> {
+        let values = vec![value; length as usize];
+        Ok(Array::from_slice(&values, &[1, 1, length, 1])?)
+    }
+
+    /// Gives every layer `length` tokens of this value.
+    fn update(cache: &mut Cache, value: f32, length: i32) -> Result<()> {
+        for layer in cache.layers_mut() {
+            match layer {
+                LayerCache::Attention(cache) => {
+                    cache.update(&array(value, length)?, &array(value, length)?)?;
+                }
+                LayerCache::Recurrent(cache) => {
+                    let (conv, state) = (array(value, 1)?, array(value, 1)?);
+                    cache.update(RecurrentState { conv, state }, length);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_cache_goes_back() -> Result<()> {
+        let mut cache = Cache::new([
+            LayerCache::Attention(KvCache::default()),
+            LayerCache::Attention(KvCache::with_window(4)?),
+            LayerCache::Recurrent(RecurrentCache::default()),
+        ]);
+        update(&mut cache, 1.0, 3)?;
+        let checkpoint = cache.checkpoint(2);
+        assert!(!checkpoint.is_trim());
+        assert_eq!((checkpoint.len(), checkpoint.is_empty()), (3, false));
+        update(&mut cache, 2.0, 2)?;
+        assert_eq!(cache.len(), 5);
+        cache.rewind(checkpoint.clone())?;
+        for layer in cache.layers_mut() {
+            assert_eq!(layer.len(), 3);
+            match layer {
+                LayerCache::Attention(cache) => {
+                    let (keys, _) = cache.update(&array(3.0, 1)?, &array(3.0, 1)?)?;
+                    assert_eq!(keys.to_vec::<f32>()?, [1.0, 1.0, 1.0, 3.0]);
+                }
+                LayerCache::Recurrent(cache) => {
+                    let state = cache.state().map(|state| state.state.to_vec::<f32>());
+                    assert_eq!(state.transpose()?, Some(vec![1.0]));
+                }
+            }
+        }
+        // Layers that can forget keep nothing, and only as many tokens as they have seen.
+        let mut trims = Cache::attention(2);
+        assert!(trims.checkpoint(7).is_trim() && trims.checkpoint(7).is_empty());
+        update(&mut trims, 1.0, 2)?;
+        assert!(trims.rewind(checkpoint).is_err());
+        assert_eq!(trims.len(), 2);
+        Ok(())
+    }
+}

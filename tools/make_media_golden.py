@@ -12,7 +12,7 @@ Each directory holds a checkpoint with random weights, `media.safetensors` and `
   NAME.features  [tokens, D] of the tower, as the language model takes them
   CASE.logits    [L, V] of one pass over a prompt
 
-The towers' inputs are random: what the processors make of files is compared elsewhere. Prompts of several
+mlx-vlm's masks are replaced by those of transformers (`masks`). The towers' inputs are random: what the processors make of files is compared elsewhere. Prompts of several
 kinds are put together from the features here, since mlx-vlm takes one of a kind.
 """
 
@@ -87,6 +87,8 @@ QWEN = dict(
     text_config=QWEN_TEXT,
     vision_config=QWEN_VISION,
 )
+# With heads of 24, which no kernel takes as they are.
+UNEVEN = {**QWEN, "vision_config": {**QWEN_VISION, "hidden_size": 48, "depth": 1}}
 GEMMA_IDS = dict(
     image_token_id=120,
     audio_token_id=121,
@@ -201,7 +203,7 @@ def published_gemma(name, value):
 # quantize (arguments of nn.quantize), only (the prompts that are kept), sessions (conversations with files too).
 CHECKPOINTS = {
     "media-qwen3_5": (qwen3_5, QWEN, dict(sessions=True)),
-    "media-qwen3_5-hf": (qwen3_5, QWEN, dict(layout=published_qwen, only=["mixed"])),
+    "media-qwen3_5-hf": (qwen3_5, UNEVEN, dict(layout=published_qwen, only=["mixed"])),
     "media-qwen3_5-4bit": (qwen3_5, QWEN, dict(quantize=dict(group_size=32, bits=4), only=["mixed", "turns"])),
     "media-gemma4-small": (
         gemma4,
@@ -269,6 +271,28 @@ def build(module, config):
     }
     model.update(tree_unflatten(list(weights.items())))
     return model
+
+
+def masks(model, h, _cache, types=None):
+    """The masks of transformers' `create_masks_for_vision_model` in place of mlx-vlm's, which differ.
+
+    Tokens of a picture see each other in sliding layers, within the window, and in no others.
+    """
+    length = h.shape[1]
+    order = np.arange(length)
+    back = order[:, None] - order[None]
+    seen = back >= 0
+    if types is not None and model.config.use_bidirectional_attention == "vision":
+        kinds = np.array(types[0])
+        vision = (kinds == 1) | (kinds == 2)
+        starts = vision & ~np.concatenate([[False], vision[:-1]])
+        blocks = np.where(vision, np.cumsum(starts), 0)
+        seen |= (blocks[:, None] == blocks[None]) & vision[:, None]
+    sliding = mx.array((seen & (back < model.window_size))[None, None])
+    return [sliding if layer.layer_type == SLIDING else "causal" for layer in model.layers]
+
+
+gemma4.language.Gemma4TextModel._make_masks = masks
 
 
 def random(name, *shape, low=0.0):

@@ -112,6 +112,12 @@ SESSIONS = {
     "video": [said("moving.png", "what moves")],
     "mixed": [said("look: ", "grey.png", " and ", "moving.png", "odd.png", " and now?")],
 }
+# Of these the ids alone are compared: some are large, and decoders of JPEG files differ.
+FILES = [
+    said("tall.png", "tiny.png", "dot.png", "alpha.png", "grey-alpha.png", "deep.png", "palette.png", "a"),
+    said("cmyk.jpg", "huge.jpg", "turned-3.jpg", "plain.jpg", "b"),
+]
+SOUNDS_OF_ALL_KINDS = [said("odd.wav", "stereo.wav", "low.wav", "silence.wav", "c")]
 SOUND_SESSIONS = {
     "audio": [said("plain.wav", "what is said")],
     "all": [said("odd.png", "plain.wav", "moving.png", "and now")],
@@ -173,8 +179,12 @@ def video_frames():
 
 
 def sound(file):
+    """Samples at 16 kHz; of another rate or form silence of that length."""
     with wave.open(str(SOUNDS / file)) as opened:
-        samples = np.frombuffer(opened.readframes(opened.getnframes()), "<i2")
+        count, rate = opened.getnframes(), opened.getframerate()
+        if (rate, opened.getsampwidth()) != (16000, 2):
+            return np.zeros(round(count * 16000 / rate), np.float32)
+        samples = np.frombuffer(opened.readframes(count), "<i2")
     return (samples / 32768.0).astype(np.float32)
 
 
@@ -281,8 +291,13 @@ def sessions(folder, kind, with_sound):
     """Rows of `sessions` in media.json, and the files that a session loads."""
     prepare = (qwen if "qwen" in folder.name else gemma)(folder, kind)
     rows = []
-    for name, messages in {**SESSIONS, **(SOUND_SESSIONS if with_sound else {})}.items():
+    all_sessions = {**SESSIONS, **(SOUND_SESSIONS if with_sound else {})}
+    all_sessions["files"] = FILES + (SOUNDS_OF_ALL_KINDS if with_sound else [])
+    for name, messages in all_sessions.items():
         text, ids = prepare(messages)
+        if name == "files":
+            rows.append(dict(name=name, messages=messages, prompt=ids, greedy=[]))
+            continue
         order = []
         counts = dict(image=0, video=0, audio=0)
         for message in messages:

@@ -6,7 +6,7 @@ use mlex_nn::{Taken, Weights};
 use crate::config::ModelConfig;
 use crate::files::{ModelFiles, total_bytes};
 use crate::model::MtpHead;
-use crate::{Error, Model, Result, registry};
+use crate::{Error, Model, Result, registry, towers};
 
 /// How far a load is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +103,7 @@ pub struct Outline {
     pub config: ModelConfig,
     /// The model, with zeros for weights: it can say what it is, not compute.
     pub model: Box<dyn Model>,
-    /// What it takes of the checkpoint.
+    /// What it and its towers take of the checkpoint.
     pub taken: Taken,
 }
 
@@ -124,7 +124,14 @@ pub fn outline(files: &ModelFiles) -> Result<Outline> {
     let build = || {
         let weights = Weights::new(files.tensors()?, config.quantization()?).recording();
         let model = registry::build(&config, &weights)?;
-        Ok((model, weights.taken()))
+        let mut taken = weights.taken();
+        if let Some(towers) = towers::taken(files, &config)? {
+            let left = |path: &String| !towers.tensors.contains_key(path);
+            taken.discarded.retain(left);
+            taken.tensors.extend(towers.tensors);
+            taken.layers.extend(towers.layers);
+        }
+        Ok((model, taken))
     };
     let (model, taken) = build().map_err(|error: Error| files.locate(error))?;
     Ok(Outline {

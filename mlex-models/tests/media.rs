@@ -11,7 +11,9 @@ use mlex_core::io::SafetensorsFile;
 use mlex_core::{Array, Dtype};
 use mlex_models::media::MediaPrompt;
 use mlex_models::towers::{Encoded, MediaKind, MediaTokens, Towers, media_kinds, media_tokens};
-use mlex_models::{LoadedModel, ModelFiles, load};
+use mlex_models::{
+    ConvertOptions, LayoutSettings, LoadedModel, ModelFiles, Quantize, convert, load,
+};
 use mlex_vision::{GemmaInput, QwenInput};
 use serde_json::{Value, json};
 
@@ -475,6 +477,49 @@ fn what_is_wrong_with_a_tower_is_named() {
     let found = error(qwen, vision, "hidden_size", json!(64));
     let name = "vision_tower.patch_embed.proj.weight: expected shape [64, 3, 2, 4, 4]";
     assert!(found.contains(name), "{found}");
+}
+
+#[test]
+fn a_conversion_keeps_the_towers() {
+    for (name, mark) in [
+        ("media-qwen3_5-hf", "model.visual.blocks.0.attn.qkv"),
+        (
+            "media-gemma4-small",
+            "model.vision_tower.encoder.layers.0.self_attn.q_proj.linear",
+        ),
+        ("media-gemma4-unified", "vision_embedder.patch_ln1"),
+    ] {
+        let files = ModelFiles::open(data().join(name)).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        for bits in [None, Some(4)] {
+            let out = dir.path().join(format!("{bits:?}"));
+            let quantize = bits.map(|bits| {
+                let settings = LayoutSettings {
+                    bits: Some(bits),
+                    group_size: Some(32),
+                    mode: None,
+                };
+                Quantize::new(settings, None).unwrap()
+            });
+            let options = ConvertOptions::default().with_quantize(quantize);
+            convert(&files, &out, &options, |_| true).unwrap();
+            let after = ModelFiles::open(&out).unwrap();
+            assert_eq!(media_kinds(&after).unwrap(), media_kinds(&files).unwrap());
+            let tensors = after.tensors().unwrap();
+            assert!(tensors.contains_key(&format!("{mark}.weight")), "{name}");
+            // Towers stay dense; what brings their output into the model does not.
+            assert!(!tensors.contains_key(&format!("{mark}.scales")), "{name}");
+            let towers = Towers::load(&after, None).unwrap().unwrap();
+            if bits.is_none() || name.contains("qwen") {
+                let golden = Golden {
+                    towers,
+                    ..Golden::open(name)
+                };
+                let image = golden.encode("a");
+                golden.check("converted", &image.features, &golden.tensor("a.features"));
+            }
+        }
+    }
 }
 
 #[test]

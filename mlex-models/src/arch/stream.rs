@@ -200,7 +200,9 @@ impl Masks {
     /// Makes the mask of layers with this window, if there is none yet.
     pub(crate) fn add(&mut self, window: Option<i32>, cache: &KvCache) -> Result<()> {
         if !self.masks.iter().any(|(known, _)| *known == window) {
-            let mask = cache.mask_with_spans(self.length, &self.spans)?;
+            // Layers that see everything see nothing ahead (Gemma 4, which alone has spans).
+            let spans = window.map_or(&[][..], |_| &self.spans);
+            let mask = cache.mask_with_spans(self.length, spans)?;
             self.masks.push((window, mask));
         }
         Ok(())

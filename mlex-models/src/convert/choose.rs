@@ -203,7 +203,7 @@ impl<'a> Chooser<'a> {
 }
 
 /// Whether a tensor or layer is of a tower for images or audio.
-pub(super) fn is_tower(path: &str) -> bool {
+fn is_tower(path: &str) -> bool {
     path.split('.').any(|part| TOWERS.contains(&part))
 }
 

@@ -20,6 +20,7 @@ use serde_json::{Map, Value};
 
 use crate::files::ModelFiles;
 use crate::load::{LoadProgress, Outline, check_dtype, outline};
+use crate::towers::media_kinds;
 use crate::{Error, Result, ResultExt};
 use card::{Card, FrontMatter};
 use partial::Partial;
@@ -146,7 +147,7 @@ fn run(
     } = outline(files)?;
     let quantization = config.quantization().map_err(|error| files.locate(error))?;
     let left_out = taken.discarded.clone();
-    let has_towers = taken.tensors.keys().any(|path| choose::is_tower(path));
+    let has_towers = !media_kinds(files)?.is_empty();
     let plan = plan::plan(taken, model.info(), quantization.default, options)?;
 
     let partial = Partial::create(out)?;

@@ -3,13 +3,12 @@
 //!
 //! Reference: mlx-vlm `models/gemma4/vision.py`.
 
-use mlex_core::{Array, AttentionMask};
-use mlex_nn::attention::attention;
+use mlex_core::Array;
 use mlex_nn::{Activation, Linear, RmsNorm, Rotations, Weights};
 use mlex_vision::GemmaInput;
 use serde::Deserialize;
 
-use super::layers::{ClippedLinear, Projector};
+use super::layers::{ClippedLinear, Projector, attend};
 use crate::config::{ModelConfig, check, check_layers, check_positive, check_size};
 use crate::{Error, Result};
 
@@ -318,7 +317,7 @@ impl Layer {
         let values = heads(self.v_proj.forward(x)?)?.rms_norm(None, HEAD_EPS)?;
         let values = values.transpose(&[0, 2, 1, 3])?;
         // The norm of the queries has the scale.
-        let output = attention(&queries, &keys, &values, 1.0, AttentionMask::None, None)?;
+        let output = attend(&queries, &keys, &values, 1.0)?;
         let output = output.transpose(&[0, 2, 1, 3])?.flatten(2, 3)?;
         self.o_proj.forward(&output)
     }

@@ -1,9 +1,27 @@
 //! Layers that several towers have.
 
-use mlex_core::Array;
+use mlex_core::{Array, AttentionMask};
+use mlex_nn::attention::attention;
 use mlex_nn::{Linear, Weights};
 
 use crate::Result;
+
+/// The kernels take heads whose width is a multiple of this.
+const WHOLE: i32 = 16;
+
+/// Attention of `[B, H, L, D]` in which every position sees every other one: `[B, H, L, D]`.
+/// Zeros fill heads up to a width that the kernels take, and change nothing.
+pub(super) fn attend(queries: &Array, keys: &Array, values: &Array, scale: f32) -> Result<Array> {
+    let (head_dim, mask) = (queries.dim(-1)?, AttentionMask::None);
+    let rest = (WHOLE - head_dim % WHOLE) % WHOLE;
+    if rest == 0 {
+        return Ok(attention(queries, keys, values, scale, mask, None)?);
+    }
+    let filled = |x: &Array| x.pad(&[-1], &[(0, rest)], 0.0);
+    let (queries, keys, values) = (filled(queries)?, filled(keys)?, filled(values)?);
+    let output = attention(&queries, &keys, &values, scale, mask, None)?;
+    Ok(output.slice_axis(-1, 0, head_dim)?)
+}
 
 /// A linear layer whose input and output are clipped to what the checkpoint says.
 ///

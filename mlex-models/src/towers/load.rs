@@ -2,7 +2,7 @@
 
 use mlex_audio::{MelConfig, MelExtractor, RawExtractor};
 use mlex_core::Dtype;
-use mlex_nn::Weights;
+use mlex_nn::{Taken, Weights};
 use mlex_vision::{GemmaVision, ProcessorFiles, QwenVision};
 use serde::Deserialize;
 use serde_json::Value;
@@ -166,21 +166,50 @@ impl Towers {
             if kinds.is_empty() {
                 return Ok(None);
             }
-            let processor = ProcessorFiles::read(files.path())?;
             let weights = Weights::new(tensors, config.quantization()?).with_dtype(dtype);
-            let family = match kind {
-                Kind::Qwen => qwen(&config, &processor, &weights)?,
-                _ => gemma(kind, &kinds, &config, &processor, &weights)?,
-            };
-            discard_rest(kind, &weights);
-            weights.finish()?;
             Ok(Some(Self {
                 model_type: config.model_type()?.to_owned(),
-                family,
+                family: family(kind, &kinds, &config, files, &weights)?,
             }))
         };
         build().map_err(|error: Error| files.locate(error))
     }
+}
+
+/// What the towers of `files` take of the checkpoint, none of it read; none where there are none.
+///
+/// # Errors
+/// As [`Towers::load`].
+pub(crate) fn taken(files: &ModelFiles, config: &ModelConfig) -> Result<Option<Taken>> {
+    let Some(kind) = Kind::of(config).filter(|_| !files.is_gguf()) else {
+        return Ok(None);
+    };
+    let tensors = files.tensors()?;
+    let kinds = kinds(kind, config, &tensors)?;
+    if kinds.is_empty() {
+        return Ok(None);
+    }
+    let weights = Weights::new(tensors, config.quantization()?).recording();
+    family(kind, &kinds, config, files, &weights)?;
+    Ok(Some(weights.taken()))
+}
+
+/// Builds towers of weights, of which nothing of a tower may be left.
+fn family(
+    kind: Kind,
+    kinds: &[MediaKind],
+    config: &ModelConfig,
+    files: &ModelFiles,
+    weights: &Weights,
+) -> Result<Family> {
+    let processor = ProcessorFiles::read(files.path())?;
+    let family = match kind {
+        Kind::Qwen => qwen(config, &processor, weights)?,
+        _ => gemma(kind, kinds, config, &processor, weights)?,
+    };
+    discard_rest(kind, weights);
+    weights.finish()?;
+    Ok(family)
 }
 
 /// Drops what belongs to the language model, and what towers have and do not use.

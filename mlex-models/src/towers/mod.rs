@@ -23,6 +23,7 @@ use self::gemma_vision::GemmaTower;
 use self::qwen::QwenTower;
 use crate::{Error, Result};
 
+pub(crate) use self::load::taken;
 pub use self::load::{media_kinds, media_tokens};
 
 /// A kind of input beside text.

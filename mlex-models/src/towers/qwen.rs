@@ -5,11 +5,11 @@
 
 use mlex_core::{Array, Dtype};
 use mlex_nn::activation::{gelu, gelu_tanh};
-use mlex_nn::attention::attention;
 use mlex_nn::{Embedding, LayerNorm, Linear, Rotations, Weights};
 use mlex_vision::QwenInput;
 use serde::Deserialize;
 
+use super::layers::attend;
 use crate::config::{ModelConfig, check, check_layers, check_size};
 use crate::{Error, Result};
 
@@ -17,6 +17,8 @@ use crate::{Error, Result};
 const ROPE_THETA: f32 = 10_000.0;
 /// Of the norms.
 const EPS: f32 = 1e-6;
+/// The most patches at once, so that a long video takes no more memory than a large image.
+const MOST_PATCHES: i32 = 1 << 14;
 /// The only activation that is known.
 const ACTIVATION: &str = "gelu_pytorch_tanh";
 
@@ -128,18 +130,40 @@ impl QwenTower {
 
     /// The patches of an image or of a video to `[tokens, out_hidden_size]`.
     pub(super) fn forward(&self, input: &QwenInput) -> Result<Array> {
-        let config = &self.config;
-        let expected = config.patch_len() as usize;
+        self.forward_by(input, MOST_PATCHES)
+    }
+
+    /// So many patches at once, but whole frames, which see nothing of each other.
+    fn forward_by(&self, input: &QwenInput, most: i32) -> Result<Array> {
+        let expected = self.config.patch_len() as usize;
         if input.patch_len != expected {
             let expected = format!("{expected} values, as vision_config has it");
             let found = input.patch_len.to_string();
             return Err(Error::field("patch", expected, found));
         }
-        let grid = Grid::new(input, config)?;
-        let patches = Array::from_slice(&input.patches, &[1, grid.patches(), config.patch_len()])?;
+        let grid = Grid::new(input, &self.config)?;
+        let frame = grid.h * grid.w;
+        let frames = (most / frame).max(1);
+        let length = frame as usize * expected;
+        let mut features = Vec::new();
+        for patches in input.patches.chunks(frames as usize * length) {
+            let t = (patches.len() / length) as i32;
+            let part = self.part(patches, &Grid { t, ..grid })?;
+            part.eval()?;
+            features.push(part);
+        }
+        match &features[..] {
+            [one] => Ok(one.clone()),
+            parts => Ok(Array::concatenate(parts, 0)?),
+        }
+    }
+
+    fn part(&self, patches: &[f32], grid: &Grid) -> Result<Array> {
+        let shape = [1, grid.t * grid.h * grid.w, self.config.patch_len()];
+        let patches = Array::from_slice(patches, &shape)?;
         let mut x = self.patch_embed.forward(&patches.as_type(self.dtype)?)?;
-        x = x.add(&self.positions(&grid)?.as_type(x.dtype())?)?;
-        let rotations = self.rotations(&grid)?;
+        x = x.add(&self.positions(grid)?.as_type(x.dtype())?)?;
+        let rotations = self.rotations(grid)?;
         for block in &self.blocks {
             x = block.forward(&x, &rotations, grid.t)?;
         }
@@ -221,6 +245,7 @@ fn patch_embed(weights: &Weights, config: &Config) -> Result<(Linear, Dtype)> {
 }
 
 /// How many patches there are in each direction.
+#[derive(Clone, Copy)]
 struct Grid {
     t: i32,
     h: i32,
@@ -248,10 +273,6 @@ impl Grid {
             return Err(wrong("as many as there are patches"));
         }
         Ok(Self { t, h, w, merge })
-    }
-
-    fn patches(&self) -> i32 {
-        self.t * self.h * self.w
     }
 
     /// Row and column of each patch of a frame: in squares that become one token.
@@ -312,8 +333,7 @@ impl Block {
         let keys = by_frame(&rotations.apply(&heads(1)?)?)?;
         let values = by_frame(&heads(2)?)?;
         let scale = (head_dim as f32).powf(-0.5);
-        let mask = mlex_core::AttentionMask::None;
-        let output = attention(&queries, &keys, &values, scale, mask, None)?;
+        let output = attend(&queries, &keys, &values, scale)?;
         let output = output.transpose(&[0, 2, 1, 3])?;
         let output = output.reshape(&[1, -1, self.num_heads * head_dim])?;
         Ok(self.proj.forward(&output)?)
@@ -349,5 +369,40 @@ impl Merger {
         Ok(self
             .linear_fc2
             .forward(&gelu(&self.linear_fc1.forward(&x)?)?)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::ModelFiles;
+
+    #[test]
+    fn frames_can_be_taken_one_by_one() {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+        let files = ModelFiles::open(data.join("media-qwen3_5")).unwrap();
+        let config = files.config().unwrap();
+        let section = config.json()["vision_config"].as_object().unwrap().clone();
+        let weights = Weights::new(files.tensors().unwrap(), Default::default());
+        let config = ModelConfig::new(section);
+        let tower = QwenTower::load(&config, &weights.pp("vision_tower")).unwrap();
+        let values = (0..5 * 8 * 96).map(|n| (n as f32 * 0.7).sin());
+        let input = QwenInput {
+            patches: values.collect(),
+            patch_len: 96,
+            grid: [5, 2, 4],
+            tokens: 10,
+        };
+        let whole: Vec<f32> = tower.forward(&input).unwrap().to_vec().unwrap();
+        assert_eq!(whole.len(), 10 * 32);
+        for most in [1, 8, 23] {
+            let parts = tower.forward_by(&input, most).unwrap();
+            let parts: Vec<f32> = parts.to_vec().unwrap();
+            let pairs = parts.iter().zip(&whole);
+            assert!(pairs.clone().all(|(a, b)| (a - b).abs() < 1e-4), "{most}");
+            assert_eq!(parts.len(), whole.len());
+        }
     }
 }

@@ -164,7 +164,7 @@ impl KvCache {
     }
 
     /// As [`mask`](Self::mask), where the new tokens of a span, counted from the first new one,
-    /// all see each other, as those of an image do.
+    /// all see each other, as those of an image do: with a window, as far back as it reaches.
     ///
     /// # Errors
     /// When MLX is out of memory.
@@ -186,6 +186,9 @@ impl KvCache {
         let queries = positions(after - new, after)?.expand_dims(1)?;
         let keys = positions(after - keys, after)?.expand_dims(0)?;
         let mut mask = queries.greater_equal(&keys)?;
+        if !spans.is_empty() {
+            mask = mask.logical_or(&self.together(new, spans)?)?;
+        }
         if let Some(window) = window {
             mask = mask.logical_and(&queries.less(&keys.add(window)?)?)?;
         }
@@ -193,22 +196,6 @@ impl KvCache {
             let rows = self.left_padding.len() as i32;
             let padding = Array::from_slice(&self.left_padding, &[rows, 1, 1, 1])?;
             mask = mask.logical_and(&padding.less_equal(&keys)?)?;
-        }
-        if !spans.is_empty() {
-            // Which span a position is in; those of no span are told apart on the two sides.
-            let numbers = |outside: i32, before: i32| {
-                let mut numbers = vec![outside; (before + new) as usize];
-                for (number, span) in spans.iter().enumerate() {
-                    for position in span.start.max(0)..span.end.min(new) {
-                        numbers[(before + position) as usize] = number as i32;
-                    }
-                }
-                let length = numbers.len() as i32;
-                Array::from_slice(&numbers, &[length])
-            };
-            let queries = numbers(-1, 0)?.expand_dims(1)?;
-            let keys = numbers(-2, self.keys_after(new) - new)?.expand_dims(0)?;
-            mask = mask.logical_or(&queries.equal(&keys)?)?;
         }
         Ok(Mask::Array(mask))
     }
@@ -231,6 +218,24 @@ impl KvCache {
             }));
         }
         Ok(Mask::Array(Array::from_slice(&mask, &[new, keys])?))
+    }
+
+    /// bool `[L, S]`: whether a query and a key are in the same span.
+    fn together(&self, new: i32, spans: &[Range<i32>]) -> Result<Array> {
+        // Which span a position is in; those of no span are told apart on the two sides.
+        let numbers = |outside: i32, before: i32| {
+            let mut numbers = vec![outside; (before + new) as usize];
+            for (number, span) in spans.iter().enumerate() {
+                for position in span.start.max(0)..span.end.min(new) {
+                    numbers[(before + position) as usize] = number as i32;
+                }
+            }
+            let length = numbers.len() as i32;
+            Array::from_slice(&numbers, &[length])
+        };
+        let queries = numbers(-1, 0)?.expand_dims(1)?;
+        let keys = numbers(-2, self.keys_after(new) - new)?.expand_dims(0)?;
+        Ok(queries.equal(&keys)?)
     }
 
     /// Adds keys and values `[B, H_kv, L, D]` of new tokens and returns those that their

@@ -40,10 +40,11 @@ fn prompt(name: &str) -> (Vec<u32>, Vec<u32>) {
 }
 
 fn options(max_tokens: usize) -> StreamOptions {
-    let mut options = StreamOptions::default();
-    options.max_tokens = max_tokens;
-    options.prefill_step = 10;
-    options
+    StreamOptions {
+        max_tokens,
+        prefill_step: 10,
+        ..StreamOptions::default()
+    }
 }
 
 fn sampler(model: &dyn Model, config: &SamplerConfig, prompt: &[u32]) -> Sampler {

@@ -81,8 +81,10 @@ fn guesses_of_a_head_change_nothing() {
     let mut checked = 0;
     for config in [SamplerConfig::default(), sampled] {
         let sampler = || Sampler::new(config.clone(), 64, &prompt).unwrap();
-        let mut options = StreamOptions::default();
-        options.max_tokens = 40;
+        let options = StreamOptions {
+            max_tokens: 40,
+            ..StreamOptions::default()
+        };
         let mut cache = model.new_cache().unwrap();
         let plain = TokenStream::new(model, &mut cache, sampler(), &prompt, options, &mut |_| {
             true

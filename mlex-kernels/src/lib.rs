@@ -7,7 +7,8 @@
 //! * [`take_rows`] and [`argmax`]: where a token becomes an embedding, and logits a token.
 //! * [`rms_norm`], [`add_rms_norm`], [`layer_norm`], [`rope`], [`gated`], [`softcap`].
 //! * [`add`], [`add_gated`], [`scale`], [`relu2`], [`take_columns`]: what models do in between.
-//! * [`gated_delta`]: a linear-attention layer between its projections.
+//! * [`gated_delta`], [`mamba2`]: recurrent layers between their projections.
+//! * [`causal_conv`]: the short convolution in front of them, alone.
 //! * [`Routes`]: which rows go to which expert of a mixture.
 //! * [`quantize`]: weights into every layout that MLX writes.
 //! * [`gpu`]: sources of kernels for Metal and CUDA.
@@ -19,13 +20,16 @@
 mod activation;
 mod attention;
 mod choose;
+mod conv;
 mod element;
 mod error;
 mod gated_delta;
 pub mod gpu;
+mod mamba2;
 mod matmul;
 mod moe;
 mod norm;
+mod panels;
 mod quantize;
 mod residual;
 mod rope;
@@ -39,11 +43,11 @@ pub use attention::{
     attention, attention_packed, pack_rows,
 };
 pub use choose::{argmax, take_rows};
+pub use conv::{ConvInputs, ConvLayer, ConvShape, Strided, causal_conv, causal_conv_tail};
 pub use element::{Element, Floats};
 pub use error::{KernelError, Result};
-pub use gated_delta::{
-    DeltaInputs, DeltaLayer, DeltaShape, Strided, gated_delta, gated_delta_tail,
-};
+pub use gated_delta::{DeltaInputs, DeltaLayer, DeltaShape, gated_delta, gated_delta_tail};
+pub use mamba2::{Mamba2Inputs, Mamba2Layer, Mamba2Shape, mamba2, mamba2_tail};
 pub use matmul::{
     Linear, Mode, Precision, Projection, QuantizedWeight, Scales, expect_projections,
     gather_quantized_matmul, linear, project, project_gated, quantized_matmul,

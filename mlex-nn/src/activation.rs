@@ -128,13 +128,26 @@ impl GatedMlp {
     /// # Errors
     /// When the shapes do not fit.
     pub fn forward(&self, x: &Array) -> Result<Array> {
+        self.down_proj.forward(&self.inner(x)?)
+    }
+
+    /// What `down_proj` takes, `[.., intermediate_size]`.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn inner(&self, x: &Array) -> Result<Array> {
         let (gate, up) = (self.gate_proj.weight(), self.up_proj.weight());
         if let Some(inner) = host::gated_linear(x, self.activation, gate, up)? {
-            return self.down_proj.forward(&inner);
+            return Ok(inner);
         }
         let gate = self.gate_proj.forward(x)?;
         let up = self.up_proj.forward(x)?;
-        self.down_proj.forward(&self.activation.gated(&gate, &up)?)
+        self.activation.gated(&gate, &up)
+    }
+
+    /// The last projection.
+    pub fn down_proj(&self) -> &Linear {
+        &self.down_proj
     }
 
     /// The same as steps of `sequence`; none where there is no kernel for one.
@@ -142,10 +155,18 @@ impl GatedMlp {
     /// # Errors
     /// When the weights cannot be read.
     pub fn record(&self, sequence: &mut Sequence, x: Value) -> Result<Option<Value>> {
-        let (gate, up) = (self.gate_proj.weight(), self.up_proj.weight());
-        match host::record_gated(sequence, x, self.activation, gate, up)? {
+        match self.record_inner(sequence, x)? {
             Some(inner) => self.down_proj.record(sequence, inner),
             None => Ok(None),
         }
+    }
+
+    /// [`inner`](Self::inner) as a step of `sequence`; none where there is no kernel for it.
+    ///
+    /// # Errors
+    /// When the weights cannot be read.
+    pub fn record_inner(&self, sequence: &mut Sequence, x: Value) -> Result<Option<Value>> {
+        let (gate, up) = (self.gate_proj.weight(), self.up_proj.weight());
+        host::record_gated(sequence, x, self.activation, gate, up)
     }
 }

@@ -160,6 +160,7 @@ impl SelfAttention {
             rope: self.rope.as_ref(),
             query_norm: self.q_norm.as_ref(),
             key_norm: self.k_norm.as_ref(),
+            norm_last: false,
             value_eps: None,
         }
     }

@@ -47,6 +47,11 @@ impl CausalConv {
         &self.weight
     }
 
+    /// The bias, `[C]`.
+    pub(crate) fn bias(&self) -> Option<&Array> {
+        self.bias.as_ref()
+    }
+
     /// `x` `[B, L, C]` after `before` `[B, K - 1, C]` (zeros without it) to the same shape, and
     /// what the next call needs as `before`. Where `mask` `[B, L]` is false, `x` counts as zero.
     ///
@@ -58,21 +63,39 @@ impl CausalConv {
         mask: Option<&Array>,
         before: Option<&Array>,
     ) -> Result<(Array, Array)> {
+        self.forward_keeping(x, mask, before, self.kernel - 1)
+    }
+
+    /// The same where `before` may have more rows, and the last `keep` of all come back: no more
+    /// than there are.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub(crate) fn forward_keeping(
+        &self,
+        x: &Array,
+        mask: Option<&Array>,
+        before: Option<&Array>,
+        keep: i32,
+    ) -> Result<(Array, Array)> {
         let &[batch, length, _] = x.shape() else {
             let found = format!("{:?}", x.shape());
             return Err(Error::setting("input", "three dimensions", found));
         };
-        let kept = self.kernel - 1;
+        let needed = self.kernel - 1;
         let before = match before {
             Some(before) => before.clone(),
-            None => Array::zeros(&[batch, kept, self.channels], x.dtype())?,
+            None => Array::zeros(&[batch, needed, self.channels], x.dtype())?,
         };
         let x = match mask {
             Some(mask) => &mask.expand_dims(-1)?.where_(x, &x.zeros_like()?)?,
             None => x,
         };
-        let input = Array::concatenate([&before, x], 1)?;
-        let tail = input.slice_axis(1, length, length + kept)?.contiguous()?;
+        let rows = Array::concatenate([&before, x], 1)?;
+        let end = rows.dim(1)?;
+        let first = (end - keep).max(0);
+        let tail = rows.slice_axis(1, first, end)?.contiguous()?;
+        let input = rows.slice_axis(1, end - length - needed, end)?;
         let weight = self.weight.t()?.expand_dims(-1)?;
         let y = input.conv1d(&weight, 1, 0, 1, self.channels)?;
         let y = match &self.bias {

@@ -151,6 +151,7 @@ impl GatedAttention {
             rope: Some(&self.rope),
             query_norm: Some(&self.q_norm),
             key_norm: Some(&self.k_norm),
+            norm_last: false,
             value_eps: None,
         };
         let attended = attend.record(sequence, [queries, keys, values], mask, cache)?;

@@ -8,6 +8,7 @@ pub mod activation;
 mod adapt;
 pub mod attention;
 pub mod cache;
+mod canon;
 mod conv;
 pub mod dispatch;
 mod embedding;
@@ -30,9 +31,10 @@ mod weights;
 pub use activation::{Activation, GatedMlp};
 pub use attention::{AttentionConfig, SelfAttention};
 pub use cache::{
-    Cache, Checkpoint, KvCache, KvPacking, KvQuantization, KvState, LayerCache, LayerState, Mask,
-    Offset, RecurrentCache, RecurrentState,
+    Cache, Checkpoint, ConvCache, KvCache, KvPacking, KvQuantization, KvState, LayerCache,
+    LayerState, Mask, Offset, RecurrentCache, RecurrentState,
 };
+pub use canon::{Canon, CanonConfig};
 pub use conv::CausalConv;
 pub use embedding::Embedding;
 pub use error::{Error, ErrorKind, Misshapen, Mistyped, Result, WeightErrors};

@@ -236,6 +236,27 @@ impl Rope {
         Ok(rope)
     }
 
+    /// The embedding of `config` at frequencies of its own, in radians per position: one for each
+    /// pair of entries. The base and the scaling are not used.
+    ///
+    /// # Errors
+    /// When a setting is out of range, or there is not a frequency for each pair.
+    pub fn with_frequencies(config: &RopeConfig, frequencies: &[f32]) -> Result<Self> {
+        let mut rope = Self::new(&RopeConfig {
+            scaling: RopeScaling::None,
+            ..config.clone()
+        })?;
+        if frequencies.len() != rope.kernel.inverse.len() {
+            let expected = format!("{} numbers", rope.kernel.inverse.len());
+            return Err(Error::setting("inv_freq", expected, frequencies.len()));
+        }
+        if let Some(wrong) = frequencies.iter().find(|frequency| !frequency.is_finite()) {
+            return Err(Error::setting("inv_freq", "finite numbers", wrong));
+        }
+        rope.set_freqs(frequencies.iter().map(|frequency| frequency.recip()))?;
+        Ok(rope)
+    }
+
     fn set_freqs(&mut self, freqs: impl Iterator<Item = f32>) -> Result<()> {
         let freqs: Vec<f32> = freqs.collect();
         // An infinite wavelength is no rotation.

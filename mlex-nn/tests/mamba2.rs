@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 
 use mlex_core::{Array, Dtype, random};
 use mlex_nn::mamba2::{ScanInputs, mamba2_scan};
-use mlex_nn::{LazyTensor, Mamba2, Mamba2Config, QuantizationConfig, RecurrentCache, Weights};
+use mlex_nn::{
+    LazyTensor, Mamba2, Mamba2Config, QuantizationConfig, RecurrentCache, Weights, dispatch,
+};
 
 fn normal(seed: u64, shape: &[i32]) -> Array {
     let key = random::key(seed).unwrap();
@@ -254,6 +256,43 @@ fn pieces_and_padded_rows_give_what_the_whole_gives() {
             let mut alone = RecurrentCache::default();
             let expected = layer.forward(&real(&x), &mut alone).unwrap();
             assert_close(&real(&found), &f64s(&expected), 1e-5);
+        }
+    }
+}
+
+#[test]
+fn the_kernel_and_its_plain_twin_agree() {
+    let layer = layer(false);
+    for dtype in [Dtype::Float32, Dtype::Bfloat16, Dtype::Float16] {
+        // In one go, in chunks with a rest, and step by step.
+        for pieces in [&[75][..], &[33, 40, 2], &[1, 3, 4, 67]] {
+            let x = normal(60, &[2, 75, 12]).as_type(dtype).unwrap();
+            let run = |kernels: bool| {
+                dispatch::set_kernels(kernels);
+                let mut cache = RecurrentCache::default();
+                cache.set_left_padding(&[0, 5]).unwrap();
+                let outputs: Vec<Array> = pieces
+                    .iter()
+                    .map(|&length| {
+                        let start = cache.len();
+                        let part = x.slice_axis(1, start, start + length).unwrap();
+                        layer.forward(&part, &mut cache).unwrap()
+                    })
+                    .collect();
+                let y = Array::concatenate(&outputs, 1).unwrap();
+                y.eval().unwrap();
+                dispatch::set_kernels(true);
+                (y, cache)
+            };
+            let ((found, cache), (plain, plain_cache)) = (run(true), run(false));
+            assert_eq!(found.dtype(), plain.dtype());
+            let tolerance = if dtype == Dtype::Float32 { 1e-5 } else { 0.05 };
+            let real = |y: &Array| y.slice_axis(1, 5, 75).unwrap();
+            assert_close(&real(&found), &f64s(&real(&plain)), tolerance);
+            for (found, plain) in cache.arrays().zip(plain_cache.arrays()) {
+                assert_eq!(found.dtype(), plain.dtype());
+                assert_close(found, &f64s(plain), tolerance);
+            }
         }
     }
 }

@@ -5,63 +5,17 @@
 //! each, so that all products have the shape of the GEMM's micro-tile: rows are positions (or
 //! entries of a key), lanes are entries of a value.
 
-use super::{CHUNK, Job, cut};
+use super::{CHUNK, Job};
 use crate::Element;
+use crate::panels::{Panels, Product, TileShape, cut};
 use crate::simd::attention::Transpose;
 use crate::simd::gated_delta::{Decays, Scale, Substitute, prefetch};
-use crate::simd::gemm::Panel;
-use crate::simd::{Kernel, Level, Simd, scratch};
+use crate::simd::scratch;
 use crate::threads::Tile;
-
-/// Rows and columns of a GEMM tile.
-struct TileShape;
-
-impl Kernel for TileShape {
-    type Output = (usize, usize);
-    #[inline(always)]
-    fn run<S: Simd>(self, _: S) -> (usize, usize) {
-        (S::MR, 2 * S::LANES)
-    }
-}
-
-/// `c (+)= a b` with a tile of `a`'s rows at a time.
-struct Product<'a> {
-    k: usize,
-    rows: usize,
-    /// `[k, a_stride]`.
-    a: &'a [f32],
-    a_stride: usize,
-    /// `[k, width]`.
-    b: &'a [f32],
-    /// `[rows, c_stride]`.
-    c: &'a mut [f32],
-    c_stride: usize,
-    accumulate: bool,
-}
-
-impl Product<'_> {
-    fn run(self, level: Level, tile: usize) {
-        let tiles = self.rows.div_ceil(tile);
-        for index in 0..tiles {
-            let first = self.rows * index / tiles;
-            let rows = self.rows * (index + 1) / tiles - first;
-            level.dispatch(Panel {
-                k: self.k,
-                rows,
-                a: &self.a[first..],
-                a_stride: self.a_stride,
-                b: self.b,
-                c: &mut self.c[first * self.c_stride..],
-                c_stride: self.c_stride,
-                accumulate: self.accumulate,
-            });
-        }
-    }
-}
 
 /// Memory of one task.
 struct Memory<'a> {
-    /// `[K, padded key]` twice and `[K, padded value]` for each head: the taps.
+    /// `[K + 1, padded key]` twice and `[K + 1, padded value]` for each head: the taps.
     query_taps: &'a mut [f32],
     key_taps: &'a mut [f32],
     value_taps: &'a mut [f32],
@@ -111,7 +65,8 @@ impl<'a> Memory<'a> {
             ..
         } = sizes;
         let columns = CHUNK.next_multiple_of(width) * keys;
-        let total = kernel * (2 * keys + heads * values)
+        let taps = kernel + 1;
+        let total = taps * (2 * keys + heads * values)
             + (CHUNK + kernel) * keys.max(values)
             + 2 * CHUNK * (keys + values)
             + 2 * CHUNK * keys
@@ -122,9 +77,9 @@ impl<'a> Memory<'a> {
         let mut memory = &mut buffer.floats(total)[..total];
         let mut cut = |count: usize| cut(&mut memory, count);
         Self {
-            query_taps: cut(kernel * keys),
-            key_taps: cut(kernel * keys),
-            value_taps: cut(kernel * heads * values),
+            query_taps: cut(taps * keys),
+            key_taps: cut(taps * keys),
+            value_taps: cut(taps * heads * values),
             window: cut((CHUNK + kernel) * keys.max(values)),
             q: cut(CHUNK * keys),
             k: cut(CHUNK * keys),
@@ -164,18 +119,24 @@ impl<T: Element> Job<'_, T> {
         };
         let memory = &mut Memory::new(buffer, sizes);
         let (query, key) = (self.query(key_head), self.key(key_head));
-        self.taps(query, memory.query_taps);
-        self.taps(key, memory.key_taps);
-        let per_head = sizes.kernel * sizes.values;
+        self.conv.taps(query, memory.query_taps);
+        self.conv.taps(key, memory.key_taps);
+        let per_head = self.conv.taps_len(sizes.values);
         for (index, taps) in memory.value_taps.chunks_exact_mut(per_head).enumerate() {
-            self.taps(self.value(first + index, sizes.values), taps);
+            self.conv
+                .taps(self.value(first + index, sizes.values), taps);
         }
         let taken: Vec<&mut [f32]> = (first..first + heads)
             .map(|head| self.states.take(batch * shape.value_heads + head))
             .collect();
+        let layout = Panels {
+            dim: shape.key_dim,
+            rows: sizes.keys,
+            width,
+        };
         let state_len = sizes.values * sizes.keys;
         for (state, panels) in taken.iter().zip(memory.states.chunks_exact_mut(state_len)) {
-            self.unpack(state, panels, sizes);
+            layout.unpack(self.level, state, panels);
         }
         for position in (start..shape.length).step_by(CHUNK) {
             let span = [position, CHUNK.min(shape.length - position)];
@@ -195,46 +156,7 @@ impl<T: Element> Job<'_, T> {
             }
         }
         for (state, panels) in taken.into_iter().zip(memory.states.chunks_exact(state_len)) {
-            self.pack(state, panels, sizes);
-        }
-    }
-
-    /// A state `[D_v, D_k]` as panels.
-    fn unpack(&self, state: &[f32], panels: &mut [f32], sizes: Sizes) {
-        let (dim, width) = (self.shape.key_dim, sizes.width);
-        panels.fill(0.0);
-        let rows = state.chunks(width * dim);
-        for (from, to) in rows.zip(panels.chunks_exact_mut(sizes.keys * width)) {
-            self.level.dispatch(Transpose {
-                from,
-                rows: from.len() / dim,
-                columns: dim,
-                to,
-                to_stride: width,
-            });
-        }
-    }
-
-    /// Panels as a state `[D_v, D_k]`.
-    fn pack(&self, state: &mut [f32], panels: &[f32], sizes: Sizes) {
-        let (dim, width) = (self.shape.key_dim, sizes.width);
-        let rows = state.chunks_mut(width * dim);
-        for (to, from) in rows.zip(panels.chunks_exact(sizes.keys * width)) {
-            if to.len() == width * dim {
-                self.level.dispatch(Transpose {
-                    from,
-                    rows: dim,
-                    columns: width,
-                    to,
-                    to_stride: dim,
-                });
-                continue;
-            }
-            for (lane, row) in to.chunks_exact_mut(dim).enumerate() {
-                for (d, value) in row.iter_mut().enumerate() {
-                    *value = from[d * width + lane];
-                }
-            }
+            layout.pack(self.level, state, panels);
         }
     }
 
@@ -252,11 +174,13 @@ impl<T: Element> Job<'_, T> {
         let (query, key) = (self.query(key_head), self.key(key_head));
         let (window, keys) = (&mut *memory.window, sizes.keys);
         let next = [span[0] + n, CHUNK];
-        self.prefetch(query, batch, next);
-        self.prefetch(key, batch, next);
-        self.convolve(query, batch, span, memory.query_taps, window, memory.q);
+        self.conv.prefetch(query, batch, next);
+        self.conv.prefetch(key, batch, next);
+        self.conv
+            .run(query, batch, span, memory.query_taps, window, memory.q);
         self.normalize(&mut memory.q[..n * keys], query_scale);
-        self.convolve(key, batch, span, memory.key_taps, window, memory.k);
+        self.conv
+            .run(key, batch, span, memory.key_taps, window, memory.k);
         self.normalize(&mut memory.k[..n * keys], key_scale);
         for (from, at) in [(&*memory.k, 0), (&*memory.q, CHUNK)] {
             self.level.dispatch(Transpose {
@@ -310,7 +234,6 @@ impl<T: Element> Job<'_, T> {
         span: [usize; 2],
     ) {
         let Sizes {
-            kernel,
             keys,
             values,
             tile,
@@ -318,16 +241,18 @@ impl<T: Element> Job<'_, T> {
             ..
         } = sizes;
         let n = span[1];
-        let taps = &memory.value_taps[index * kernel * values..][..kernel * values];
+        let per_head = self.conv.taps_len(values);
+        let taps = &memory.value_taps[index * per_head..][..per_head];
         let value = self.value(head, values);
-        self.prefetch(value, batch, [span[0] + n, CHUNK]);
+        self.conv.prefetch(value, batch, [span[0] + n, CHUNK]);
         let dim = self.shape.value_dim;
         for position in span[0]..span[0] + n {
             let row = batch * self.shape.length + position;
             let gate = self.inputs.gate.row(row, self.shape.value_heads * dim);
             prefetch(&gate[head * dim..(head + 1) * dim]);
         }
-        self.convolve(value, batch, span, taps, memory.window, memory.v);
+        self.conv
+            .run(value, batch, span, taps, memory.window, memory.v);
 
         let (mut decay, mut beta) = ([0.0; CHUNK], [0.0; CHUNK]);
         for i in 0..n {

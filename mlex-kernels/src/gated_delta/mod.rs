@@ -8,12 +8,13 @@
 
 mod chunks;
 
+use crate::conv::{Channels, ConvInputs, ConvLayer, ConvShape, Convolution, Strided};
 use crate::error::{check, check_len, product};
-use crate::simd::gated_delta::{Convolve, GatedNorm, Normalize, Step, prefetch};
-use crate::simd::rows::Widen;
+use crate::panels::cut;
+use crate::simd::gated_delta::{GatedNorm, Normalize, Step};
 use crate::simd::{Level, scratch};
 use crate::threads::{Rows, Tile, Tiling, parallel_tiles, threads};
-use crate::{Element, Floats, Result};
+use crate::{Element, Floats, Result, causal_conv_tail};
 
 /// Positions of a chunk.
 const CHUNK: usize = 32;
@@ -50,6 +51,15 @@ impl DeltaShape {
 
     fn group(&self) -> usize {
         self.value_heads / self.key_heads
+    }
+
+    fn conv(&self) -> ConvShape {
+        ConvShape {
+            batch: self.batch,
+            length: self.length,
+            channels: self.channels(),
+            kernel: self.kernel,
+        }
     }
 
     fn validate(&self) -> Result<()> {
@@ -96,37 +106,6 @@ pub struct DeltaLayer<'a> {
     pub norm_eps: f32,
 }
 
-/// Rows in memory: position `t` of batch row `b` starts at `(b * L + t) * stride`.
-#[derive(Debug, Clone, Copy)]
-pub struct Strided<'a, T> {
-    /// All of them.
-    pub data: &'a [T],
-    /// From one row to the next; not less than a row.
-    pub stride: usize,
-}
-
-impl<'a, T> Strided<'a, T> {
-    fn row(&self, row: usize, width: usize) -> &'a [T] {
-        &self.data[row * self.stride..][..width]
-    }
-
-    fn validate(&self, what: &'static str, rows: usize, width: usize) -> Result<()> {
-        if rows == 0 {
-            return Ok(());
-        }
-        check(self.stride >= width, what, "rows apart", self.stride)?;
-        let needed = product(what, &[rows - 1, self.stride])?
-            .checked_add(width)
-            .ok_or(crate::KernelError::Overflow { what })?;
-        check(
-            self.data.len() >= needed,
-            what,
-            "a row for each position",
-            self.data.len(),
-        )
-    }
-}
-
 /// What a [`gated_delta`] computes on.
 #[derive(Debug, Clone, Copy)]
 pub struct DeltaInputs<'a, T> {
@@ -144,55 +123,25 @@ pub struct DeltaInputs<'a, T> {
     pub padding: &'a [usize],
 }
 
-impl<T: Element> DeltaInputs<'_, T> {
+impl<'a, T: Element> DeltaInputs<'a, T> {
+    fn conv(&self) -> ConvInputs<'a, T> {
+        ConvInputs {
+            x: self.qkv,
+            before: self.before,
+            padding: self.padding,
+        }
+    }
+
     fn validate(&self, shape: &DeltaShape) -> Result<()> {
         let rows = shape.batch * shape.length;
-        let (channels, heads) = (shape.channels(), shape.value_heads);
-        self.qkv.validate("gated_delta: qkv", rows, channels)?;
+        let heads = shape.value_heads;
         let values = heads * shape.value_dim;
+        self.qkv
+            .validate("gated_delta: qkv", rows, shape.channels())?;
         self.gate.validate("gated_delta: gate", rows, values)?;
         self.beta.validate("gated_delta: beta", rows, heads)?;
         self.decay.validate("gated_delta: decay", rows, heads)?;
-        if !self.before.is_empty() {
-            let before = shape.batch * (shape.kernel - 1) * channels;
-            check_len("gated_delta: before", before, self.before.len())?;
-        }
-        if !self.padding.is_empty() {
-            check_len("gated_delta: padding", shape.batch, self.padding.len())?;
-        }
-        Ok(())
-    }
-
-    /// Positions of padding in a batch row.
-    fn start(&self, batch: usize, shape: &DeltaShape) -> usize {
-        let padding = self.padding.get(batch).copied().unwrap_or(0);
-        padding.min(shape.length)
-    }
-
-    /// `width` channels from `channel` on at a position, which may lie before the first one;
-    /// `None` where they are 0.
-    fn channels(
-        &self,
-        shape: &DeltaShape,
-        batch: usize,
-        position: isize,
-        channel: usize,
-        width: usize,
-    ) -> Option<&[T]> {
-        let channels = shape.channels();
-        if let Ok(position) = usize::try_from(position) {
-            if position < self.start(batch, shape) {
-                return None;
-            }
-            let row = self.qkv.row(batch * shape.length + position, channels);
-            return Some(&row[channel..channel + width]);
-        }
-        if self.before.is_empty() {
-            return None;
-        }
-        let kept = shape.kernel - 1;
-        let row = batch * kept + kept.checked_add_signed(position)?;
-        Some(&self.before[row * channels + channel..][..width])
+        self.conv().validate(&shape.conv())
     }
 }
 
@@ -207,22 +156,9 @@ pub fn gated_delta_tail<T: Element>(
     shape: &DeltaShape,
 ) -> Result<()> {
     shape.validate()?;
-    inputs.validate(shape)?;
-    let (kept, channels) = (shape.kernel - 1, shape.channels());
-    check_len(
-        "gated_delta: tail",
-        shape.batch * kept * channels,
-        out.len(),
-    )?;
-    for (index, out) in out.chunks_exact_mut(channels).enumerate() {
-        let (batch, row) = (index / kept, index % kept);
-        let position = (shape.length + row) as isize - kept as isize;
-        match inputs.channels(shape, batch, position, 0, channels) {
-            Some(from) => out.copy_from_slice(from),
-            None => out.fill(T::from_f32(0.0)),
-        }
-    }
-    Ok(())
+    let kept = shape.batch * (shape.kernel - 1) * shape.channels();
+    check_len("gated_delta: tail", kept, out.len())?;
+    causal_conv_tail(out, &inputs.conv(), &shape.conv())
 }
 
 /// A gated delta net from the projections of its input to what its output projection takes:
@@ -249,14 +185,19 @@ pub fn gated_delta<T: Element>(
         value_heads,
         key_dim,
         value_dim,
-        kernel,
+        ..
     } = shape;
     let columns = value_heads * value_dim;
     check_len("gated_delta: out", batch * length * columns, out.len())?;
     let states = batch * value_heads * value_dim * key_dim;
     check_len("gated_delta: state", states, state.len())?;
-    let taps = product("gated_delta: conv", &[shape.channels(), kernel])?;
-    check_len("gated_delta: conv", taps, layer.conv.len())?;
+    let conv = ConvLayer {
+        taps: layer.conv,
+        bias: None,
+        activate: true,
+        residual: false,
+    };
+    conv.validate(&shape.conv())?;
     check_len("gated_delta: a_log", value_heads, layer.a_log.len())?;
     check_len("gated_delta: dt_bias", value_heads, layer.dt_bias.len())?;
     check_len("gated_delta: norm", value_dim, layer.norm.len())?;
@@ -267,8 +208,15 @@ pub fn gated_delta<T: Element>(
     } else {
         1
     };
+    let level = Level::current();
     let job = Job {
-        level: Level::current(),
+        level,
+        conv: Convolution {
+            level,
+            inputs: inputs.conv(),
+            layer: conv,
+            shape: shape.conv(),
+        },
         inputs,
         layer,
         norm: &norm,
@@ -283,7 +231,7 @@ pub fn gated_delta<T: Element>(
         tile_columns: together * value_dim,
     };
     parallel_tiles(out, tiling, |mut tile| {
-        let start = inputs.start(tile.plane, shape);
+        let start = job.conv.inputs.start(tile.plane, &job.conv.shape);
         for position in 0..start {
             tile.row_mut(position).fill(T::from_f32(0.0));
         }
@@ -300,21 +248,13 @@ pub fn gated_delta<T: Element>(
 
 struct Job<'a, T> {
     level: Level,
+    conv: Convolution<'a, T>,
     inputs: &'a DeltaInputs<'a, T>,
     layer: &'a DeltaLayer<'a>,
     norm: &'a [f32],
     shape: &'a DeltaShape,
     /// One per batch row and value head.
     states: Rows<'a, f32>,
-}
-
-/// A head's channels of the convolution.
-#[derive(Clone, Copy)]
-struct Channels {
-    first: usize,
-    /// How many there are, and with those that make them whole vectors.
-    count: usize,
-    padded: usize,
 }
 
 impl<T: Element> Job<'_, T> {
@@ -342,71 +282,6 @@ impl<T: Element> Job<'_, T> {
             count,
             padded,
         }
-    }
-
-    /// The taps of some channels, `[K, padded]`, 0 where there are no channels.
-    fn taps(&self, channels: Channels, taps: &mut [f32]) {
-        let (kernel, all) = (self.shape.kernel, self.shape.channels());
-        for (j, taps) in taps
-            .chunks_exact_mut(channels.padded)
-            .enumerate()
-            .take(kernel)
-        {
-            let (to, rest) = taps.split_at_mut(channels.count);
-            rest.fill(0.0);
-            let first = j * all + channels.first;
-            match self.layer.conv.slice(first..first + channels.count) {
-                Floats::F32(from) => to.copy_from_slice(from),
-                Floats::F16(from) => self.level.dispatch(Widen { from, to }),
-                Floats::Bf16(from) => self.level.dispatch(Widen { from, to }),
-            }
-        }
-    }
-
-    /// Brings near what the `rows` positions from `first` on take of some channels.
-    fn prefetch(&self, channels: Channels, batch: usize, [first, rows]: [usize; 2]) {
-        let end = self.shape.length.min(first + rows);
-        for position in first..end {
-            let row = batch * self.shape.length + position;
-            let row = self.inputs.qkv.row(row, self.shape.channels());
-            prefetch(&row[channels.first..channels.first + channels.count]);
-        }
-    }
-
-    /// Some channels of `rows` positions from `first` on, convolved and activated:
-    /// `[rows, padded]`. `window` has room for `K - 1` rows more.
-    fn convolve(
-        &self,
-        channels: Channels,
-        batch: usize,
-        [first, rows]: [usize; 2],
-        taps: &[f32],
-        window: &mut [f32],
-        out: &mut [f32],
-    ) {
-        let (kernel, dim) = (self.shape.kernel, channels.padded);
-        let needed = rows + kernel - 1;
-        for (index, row) in window.chunks_exact_mut(dim).enumerate().take(needed) {
-            let position = (first + index) as isize - (kernel as isize - 1);
-            let (to, rest) = row.split_at_mut(channels.count);
-            rest.fill(0.0);
-            let Channels { first, count, .. } = channels;
-            match self
-                .inputs
-                .channels(self.shape, batch, position, first, count)
-            {
-                Some(from) => self.level.dispatch(Widen { from, to }),
-                None => to.fill(0.0),
-            }
-        }
-        self.level.dispatch(Convolve {
-            window,
-            taps,
-            out,
-            rows,
-            kernel,
-            dim,
-        });
     }
 
     /// Divides rows by their length, times `scale`.
@@ -460,9 +335,10 @@ impl<T: Element> Job<'_, T> {
         let (query, key) = (self.query(key_head), self.key(key_head));
         let padded = dim.next_multiple_of(16);
         let widest = query.padded.max(padded);
-        let mut memory = buffer.floats(2 * shape.kernel * widest + 4 * widest);
+        let taps_len = self.conv.taps_len(widest);
+        let mut memory = buffer.floats(taps_len + (shape.kernel + 4) * widest);
         let mut cut = |count: usize| cut(&mut memory, count);
-        let (taps, window) = (cut(shape.kernel * widest), cut(shape.kernel * widest));
+        let (taps, window) = (cut(taps_len), cut(shape.kernel * widest));
         let [q, k, v, y] = [cut(widest), cut(widest), cut(widest), cut(widest)];
         let (query_scale, key_scale) = self.scales();
         for head in first..first + count {
@@ -470,16 +346,16 @@ impl<T: Element> Job<'_, T> {
             for position in start..shape.length {
                 let span = [position, 1];
                 if head == first || shape.length - start > 1 {
-                    self.taps(query, taps);
-                    self.convolve(query, batch, span, taps, window, q);
+                    self.conv.taps(query, taps);
+                    self.conv.run(query, batch, span, taps, window, q);
                     self.normalize(&mut q[..query.padded], query_scale);
-                    self.taps(key, taps);
-                    self.convolve(key, batch, span, taps, window, k);
+                    self.conv.taps(key, taps);
+                    self.conv.run(key, batch, span, taps, window, k);
                     self.normalize(&mut k[..key.padded], key_scale);
                 }
                 let value = self.value(head, padded);
-                self.taps(value, taps);
-                self.convolve(value, batch, span, taps, window, v);
+                self.conv.taps(value, taps);
+                self.conv.run(value, batch, span, taps, window, v);
                 let (decay, beta) = self.gates(batch, position, head);
                 self.level.dispatch(Step {
                     state,
@@ -495,11 +371,4 @@ impl<T: Element> Job<'_, T> {
             }
         }
     }
-}
-
-/// The first `count` floats of what is left.
-fn cut<'a>(memory: &mut &'a mut [f32], count: usize) -> &'a mut [f32] {
-    let (first, rest) = std::mem::take(memory).split_at_mut(count);
-    *memory = rest;
-    first
 }

@@ -4,53 +4,6 @@
 use super::math::sigmoid;
 use super::{Kernel, Simd, Vector, load_part, store_part};
 
-/// `out[i] = silu(sum_j taps[j] * window[i + j])` for each channel.
-pub(crate) struct Convolve<'a> {
-    /// `[rows + kernel - 1, dim]`.
-    pub(crate) window: &'a [f32],
-    /// `[kernel, dim]`.
-    pub(crate) taps: &'a [f32],
-    /// `[rows, dim]`.
-    pub(crate) out: &'a mut [f32],
-    pub(crate) rows: usize,
-    pub(crate) kernel: usize,
-    /// A multiple of 16.
-    pub(crate) dim: usize,
-}
-
-impl Kernel for Convolve<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let Convolve {
-            window,
-            taps,
-            out,
-            rows,
-            kernel,
-            dim,
-        } = self;
-        assert!(dim.is_multiple_of(16) && kernel > 0);
-        assert!(window.len() >= (rows + kernel - 1) * dim && taps.len() >= kernel * dim);
-        assert!(out.len() >= rows * dim);
-        for row in 0..rows {
-            for c in (0..dim).step_by(S::LANES) {
-                // SAFETY: row `row + j` of the window, `j` of the taps and `row` of the output
-                // have whole vectors.
-                unsafe {
-                    let mut sum = s.splat(0.0);
-                    for j in 0..kernel {
-                        let x = s.load(window.as_ptr().add((row + j) * dim + c));
-                        sum = s.fma(x, s.load(taps.as_ptr().add(j * dim + c)), sum);
-                    }
-                    let y = s.mul(sum, sigmoid(s, sum));
-                    s.store(out.as_mut_ptr().add(row * dim + c), y);
-                }
-            }
-        }
-    }
-}
-
 /// Each row times `scale / sqrt(mean of squares + eps)`, the mean over `count` of them.
 pub(crate) struct Normalize<'a> {
     /// Rows of `dim`.

@@ -18,11 +18,13 @@ mod avx512;
 mod neon;
 mod portable;
 
+pub(crate) mod conv;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod dot;
 pub(crate) mod elementwise;
 pub(crate) mod gated_delta;
 pub(crate) mod gemm;
+pub(crate) mod mamba2;
 pub(crate) mod math;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod pairs;

@@ -26,7 +26,6 @@ pub(crate) struct Tile<'a, T> {
     /// The number of the plane, block or array that it lies in.
     pub(crate) plane: usize,
     /// Its first row there; 0 in blocks and arrays, which are not cut into rows.
-    #[cfg_attr(not(test), allow(dead_code, reason = "the tests look at it"))]
     pub(crate) row: usize,
     /// Its first column there.
     pub(crate) column: usize,

@@ -76,7 +76,7 @@ mod tests {
     use mlex_core::Array;
 
     use super::*;
-    use crate::{KvCache, RecurrentCache, RecurrentState};
+    use crate::{ConvCache, KvCache, RecurrentCache, RecurrentState};
 
     fn array(value: f32, length: i32) -> Result<Array> {
         let values = vec![value; length as usize];
@@ -94,6 +94,7 @@ mod tests {
                     let (conv, state) = (array(value, 1)?, array(value, 1)?);
                     cache.update(RecurrentState { conv, state }, length);
                 }
+                LayerCache::Conv(cache) => cache.update(array(value, 1)?, 1, length)?,
             }
         }
         Ok(())
@@ -105,6 +106,7 @@ mod tests {
             LayerCache::Attention(KvCache::default()),
             LayerCache::Attention(KvCache::with_window(4)?),
             LayerCache::Recurrent(RecurrentCache::default()),
+            LayerCache::Conv(ConvCache::default()),
         ]);
         update(&mut cache, 1.0, 3)?;
         let checkpoint = cache.checkpoint(2);
@@ -123,6 +125,10 @@ mod tests {
                 LayerCache::Recurrent(cache) => {
                     let state = cache.state().map(|state| state.state.to_vec::<f32>());
                     assert_eq!(state.transpose()?, Some(vec![1.0]));
+                }
+                LayerCache::Conv(cache) => {
+                    let rows = cache.rows().map(|rows| rows.to_vec::<f32>());
+                    assert_eq!(rows.transpose()?, Some(vec![1.0]));
                 }
             }
         }

@@ -238,6 +238,26 @@ impl KvCache {
         Ok(queries.equal(&keys)?)
     }
 
+    /// What `new` queries see where positions, counted from the first token on, are in blocks of
+    /// `block`: those of their own block, later ones too, and of all before it.
+    ///
+    /// # Errors
+    /// When the block is not positive, or there is padding or a window.
+    pub fn block_mask(&self, new: i32, block: i32) -> Result<Mask> {
+        if block <= 0 {
+            return Err(Error::setting("block length", "a positive number", block));
+        }
+        if self.window.is_some() || !self.left_padding.is_empty() {
+            let expected = "a cache without window and padding";
+            return Err(Error::setting("cache", expected, "one with"));
+        }
+        let after = self.seen + new;
+        let number = |start, end| Ok::<_, Error>(positions(start, end)?.floor_divide(block)?);
+        let queries = number(self.seen, after)?.expand_dims(1)?;
+        let keys = number(0, after)?.expand_dims(0)?;
+        Ok(Mask::Array(queries.greater_equal(&keys)?))
+    }
+
     /// Adds keys and values `[B, H_kv, L, D]` of new tokens and returns those that their
     /// queries may see, `[B, H_kv, S, D]`, the new ones last.
     ///

@@ -2,9 +2,11 @@
 
 mod buffers;
 mod checkpoint;
+mod conv;
 mod kv;
 pub(crate) mod memory;
 mod packed;
+mod padding;
 mod recurrent;
 mod state;
 
@@ -13,6 +15,7 @@ use std::sync::Arc;
 use mlex_core::{Array, AttentionMask, Dtype};
 
 pub use checkpoint::Checkpoint;
+pub use conv::ConvCache;
 pub use kv::KvCache;
 pub use packed::{KvPacking, KvQuantization};
 pub use recurrent::{RecurrentCache, RecurrentState};
@@ -70,6 +73,8 @@ pub enum LayerCache {
     Attention(KvCache),
     /// The state of a recurrent layer.
     Recurrent(RecurrentCache),
+    /// The last inputs of a short convolution.
+    Conv(ConvCache),
 }
 
 /// Calls a method that all kinds of caches have.
@@ -78,6 +83,7 @@ macro_rules! each {
         match $cache {
             LayerCache::Attention($inner) => $call,
             LayerCache::Recurrent($inner) => $call,
+            LayerCache::Conv($inner) => $call,
         }
     };
 }
@@ -105,10 +111,22 @@ impl LayerCache {
         }
     }
 
+    /// The last inputs of a short convolution.
+    ///
+    /// # Errors
+    /// When it is another kind of layer's.
+    pub fn conv(&mut self) -> Result<&mut ConvCache> {
+        match self {
+            Self::Conv(cache) => Ok(cache),
+            other => Err(other.is_not("a convolution's")),
+        }
+    }
+
     fn is_not(&self, expected: &str) -> Error {
         let found = match self {
             Self::Attention(_) => "an attention layer's",
             Self::Recurrent(_) => "a recurrent layer's",
+            Self::Conv(_) => "a convolution's",
         };
         Error::setting("layer cache", expected, found)
     }
@@ -141,6 +159,7 @@ impl LayerCache {
         match self {
             Self::Attention(cache) => cache.nbytes(),
             Self::Recurrent(cache) => cache.arrays().map(Array::nbytes).sum(),
+            Self::Conv(cache) => cache.arrays().map(Array::nbytes).sum(),
         }
     }
 
@@ -149,7 +168,7 @@ impl LayerCache {
     pub fn estimate(&self, tokens: u64) -> u64 {
         match self {
             Self::Attention(cache) => cache.estimate(tokens),
-            Self::Recurrent(_) => self.nbytes() as u64,
+            Self::Recurrent(_) | Self::Conv(_) => self.nbytes() as u64,
         }
     }
 
@@ -158,6 +177,7 @@ impl LayerCache {
         match self {
             Self::Attention(cache) => Box::new(cache.arrays()),
             Self::Recurrent(cache) => Box::new(cache.arrays()),
+            Self::Conv(cache) => Box::new(cache.arrays()),
         }
     }
 }
@@ -219,7 +239,7 @@ impl Cache {
     pub fn position(&self) -> i32 {
         let attention = self.layers.iter().find_map(|layer| match layer {
             LayerCache::Attention(cache) => cache.offset().positions().first().copied(),
-            LayerCache::Recurrent(_) => None,
+            _ => None,
         });
         attention.unwrap_or_else(|| self.len())
     }
@@ -229,6 +249,16 @@ impl Cache {
         for layer in &mut self.layers {
             if let LayerCache::Attention(cache) = layer {
                 cache.set_position(position);
+            }
+        }
+    }
+
+    /// Has short convolutions keep so many inputs more, from the next step on, that the last
+    /// `tokens` can be forgotten. Other layers do what they can anyway.
+    pub fn set_spare(&mut self, tokens: i32) {
+        for layer in &mut self.layers {
+            if let LayerCache::Conv(cache) = layer {
+                cache.set_spare(tokens);
             }
         }
     }
@@ -279,7 +309,7 @@ impl Cache {
     pub fn dtype(&self) -> Option<Dtype> {
         self.layers.iter().find_map(|layer| match layer {
             LayerCache::Attention(cache) => cache.dtype(),
-            LayerCache::Recurrent(_) => None,
+            _ => None,
         })
     }
 
@@ -348,7 +378,7 @@ impl Cache {
     pub fn storage(&self) -> impl Iterator<Item = (Option<usize>, usize)> {
         self.layers.iter().map(|layer| match layer {
             LayerCache::Attention(cache) => (cache.memory_id(), cache.nbytes()),
-            LayerCache::Recurrent(_) => (None, layer.nbytes()),
+            LayerCache::Recurrent(_) | LayerCache::Conv(_) => (None, layer.nbytes()),
         })
     }
 

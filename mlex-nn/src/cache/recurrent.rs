@@ -1,10 +1,9 @@
 //! What a recurrent layer remembers: a state of fixed size, whatever it has seen.
 
-use std::sync::Arc;
-
 use mlex_core::Array;
 
 use super::LayerState;
+use super::padding::Progress;
 use crate::{Error, Result};
 
 /// The arrays of a [`RecurrentCache`]. They are replaced, never written to, so that a clone
@@ -21,21 +20,18 @@ pub struct RecurrentState {
 #[derive(Clone, Debug, Default)]
 pub struct RecurrentCache {
     state: Option<RecurrentState>,
-    /// Tokens seen, padding included.
-    seen: i32,
-    /// Tokens of padding at the start of each row; empty for none.
-    left_padding: Arc<[i32]>,
+    progress: Progress,
 }
 
 impl RecurrentCache {
     /// Tokens seen, padding included.
     pub fn len(&self) -> i32 {
-        self.seen
+        self.progress.seen
     }
 
     /// Whether none was seen.
     pub fn is_empty(&self) -> bool {
-        self.seen == 0
+        self.progress.seen == 0
     }
 
     /// Announces that row `b` of the batch starts with `padding[b]` tokens of padding, which
@@ -44,27 +40,12 @@ impl RecurrentCache {
     /// # Errors
     /// When tokens have been seen already or a number is negative.
     pub fn set_left_padding(&mut self, padding: &[i32]) -> Result<()> {
-        if self.seen > 0 {
-            return Err(Error::setting("left padding", "an empty cache", self.seen));
-        }
-        if let Some(&count) = padding.iter().find(|&&count| count < 0) {
-            return Err(Error::setting("left padding", "no negative number", count));
-        }
-        self.left_padding = if padding.iter().all(|&count| count == 0) {
-            Arc::default()
-        } else {
-            padding.into()
-        };
-        Ok(())
+        self.progress.set_left_padding(padding)
     }
 
     /// How many of the next `new` tokens of each row are padding; `None` where none is.
     pub fn padding(&self, new: i32) -> Option<Vec<i32>> {
-        let rows = self.left_padding.iter();
-        let rows: Vec<i32> = rows
-            .map(|&count| (count - self.seen).clamp(0, new))
-            .collect();
-        rows.iter().any(|&count| count > 0).then_some(rows)
+        self.progress.padding(new)
     }
 
     /// `[B, new]`: false where the next tokens are padding; `None` where none is.
@@ -72,13 +53,7 @@ impl RecurrentCache {
     /// # Errors
     /// When MLX is out of memory.
     pub fn mask(&self, new: i32) -> Result<Option<Array>> {
-        let Some(padding) = self.padding(new) else {
-            return Ok(None);
-        };
-        let positions: Vec<i32> = (0..new).collect();
-        let positions = Array::from_slice(&positions, &[1, new])?;
-        let padding = Array::from_slice(&padding, &[padding.len() as i32, 1])?;
-        Ok(Some(positions.greater_equal(&padding)?))
+        self.progress.mask(new)
     }
 
     /// The state; `None` before the first token.
@@ -89,16 +64,14 @@ impl RecurrentCache {
     /// Replaces the state by the one after `new` more tokens.
     pub fn update(&mut self, state: RecurrentState, new: i32) {
         self.state = Some(state);
-        self.seen += new;
+        self.progress.seen += new;
     }
 
     /// What is remembered, without what it was announced.
     pub(super) fn to_state(&self) -> Result<LayerState> {
-        if !self.left_padding.is_empty() {
-            return Err(Error::setting("states", "no padding", "some"));
-        }
+        self.progress.check_unpadded()?;
         Ok(LayerState::Recurrent {
-            seen: self.seen,
+            seen: self.progress.seen,
             state: self.state.clone(),
         })
     }
@@ -117,14 +90,14 @@ impl RecurrentCache {
             }
         }
         self.state = state;
-        self.seen = seen;
+        self.progress.seen = seen;
         Ok(())
     }
 
     /// Whether the last `count` tokens can be forgotten: all of them or none, since the state
     /// holds no single one.
     pub fn can_trim(&self, count: i32) -> bool {
-        count == 0 || count == self.seen
+        count == 0 || count == self.progress.seen
     }
 
     /// Forgets the last `count` tokens.
@@ -133,12 +106,12 @@ impl RecurrentCache {
     /// When it cannot ([`can_trim`](Self::can_trim)); then nothing is changed.
     pub fn trim(&mut self, count: i32) -> Result<()> {
         if !self.can_trim(count) {
-            let expected = format!("0 or all {} of a recurrent layer", self.seen);
+            let expected = format!("0 or all {} of a recurrent layer", self.progress.seen);
             return Err(Error::setting("tokens to trim", expected, count));
         }
         if count > 0 {
             self.state = None;
-            self.seen = 0;
+            self.progress.seen = 0;
         }
         Ok(())
     }

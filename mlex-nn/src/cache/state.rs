@@ -41,13 +41,21 @@ impl Cache {
     /// The states of all layers.
     ///
     /// # Errors
-    /// For a batch with padding, or when MLX fails.
+    /// For a batch with padding, for a layer that is a short convolution, or when MLX fails.
     pub fn to_states(&self) -> Result<Vec<LayerState>> {
         let layers = self.layers.iter();
         layers
             .map(|layer| match layer {
                 LayerCache::Attention(cache) => cache.to_state().map(LayerState::Attention),
                 LayerCache::Recurrent(cache) => cache.to_state(),
+                LayerCache::Conv(_) => {
+                    let found = "that of a short convolution";
+                    Err(Error::setting(
+                        "states",
+                        "attention and recurrent ones",
+                        found,
+                    ))
+                }
             })
             .collect()
     }

@@ -35,6 +35,8 @@ pub struct Attend<'a> {
     pub query_norm: Option<&'a RmsNorm>,
     /// The norm of each key.
     pub key_norm: Option<&'a RmsNorm>,
+    /// Queries and keys are normalized after they are rotated, not before.
+    pub norm_last: bool,
     /// Values are divided by their root mean square, with this epsilon.
     pub value_eps: Option<f32>,
 }
@@ -180,6 +182,7 @@ impl Attend<'_> {
             rope,
             query_norm: self.query_norm.map(norm).transpose()?,
             key_norm: self.key_norm.map(norm).transpose()?,
+            norm_last: self.norm_last,
             value_norm: self.value_eps.map(|eps| Norm { weight: None, eps }),
             offsets: SmallVec::from_slice(offset.positions()),
             target: target.clone(),
@@ -216,6 +219,21 @@ struct Norm {
     eps: f32,
 }
 
+impl Norm {
+    /// Rows of `size`, normalized into `memory`.
+    fn apply<'a, T: Scratch>(
+        &self,
+        x: &[T],
+        memory: &'a mut [T],
+        size: usize,
+    ) -> mlex_core::Result<&'a [T]> {
+        let weight = self.weight.as_ref().map(|weight| floats(&weight[0].view()));
+        mlex_kernels::rms_norm(memory, x, size, weight.transpose()?, self.eps)
+            .map_err(kernel_error(NAME))?;
+        Ok(memory)
+    }
+}
+
 struct AttendStep {
     /// The form of packed keys and values.
     packed: Option<PackedRow>,
@@ -225,6 +243,7 @@ struct AttendStep {
     rope: Option<RopeKernel>,
     query_norm: Option<Norm>,
     key_norm: Option<Norm>,
+    norm_last: bool,
     value_norm: Option<Norm>,
     offsets: SmallVec<[i32; 2]>,
     /// The memory of keys and values.
@@ -265,26 +284,23 @@ impl Layout {
 impl AttendStep {
     /// The heads of a projection, normalized and rotated: where they are then, and how.
     fn prepare<'a, T: Scratch>(
+        &self,
         x: &'a HostView<'_>,
         norm: Option<&Norm>,
         rope: Option<RopeOptions<'_>>,
         layout: Layout,
         memory: &'a mut [T],
     ) -> mlex_core::Result<Heads<'a, T>> {
-        let (normed, rotated) = memory.split_at_mut(layout.count());
-        let mut data = x.as_slice::<T>()?;
-        if let Some(Norm { weight, eps }) = norm {
-            let weight = weight.as_ref().map(|weight| floats(&weight[0].view()));
-            mlex_kernels::rms_norm(normed, data, layout.dim, weight.transpose()?, *eps)
-                .map_err(kernel_error(NAME))?;
-            data = normed;
-        }
-        let heads = Heads {
-            data,
-            strides: layout.strides(),
-        };
+        let (first, second) = memory.split_at_mut(layout.count());
+        let second = &mut second[..layout.count()];
+        let data = x.as_slice::<T>()?;
         let Some(options) = rope else {
-            return Ok(heads);
+            let data = match norm {
+                Some(norm) => norm.apply(data, first, layout.dim)?,
+                None => data,
+            };
+            let strides = layout.strides();
+            return Ok(Heads { data, strides });
         };
         let Layout {
             batch,
@@ -292,10 +308,23 @@ impl AttendStep {
             heads: count,
             dim,
         } = layout;
-        let rotated = &mut rotated[..layout.count()];
-        mlex_kernels::rope(rotated, heads, [batch, count, length, dim], options)
-            .map_err(kernel_error(NAME))?;
-        Ok(Heads::contiguous(rotated, count, length, dim))
+        let sizes = [batch, count, length, dim];
+        let before = norm.filter(|_| !self.norm_last);
+        let data = match before {
+            Some(norm) => norm.apply(data, first, dim)?,
+            None => data,
+        };
+        let heads = Heads {
+            data,
+            strides: layout.strides(),
+        };
+        mlex_kernels::rope(second, heads, sizes, options).map_err(kernel_error(NAME))?;
+        let after = norm.filter(|_| self.norm_last);
+        let data = match after {
+            Some(norm) => norm.apply(second, first, dim)?,
+            None => second,
+        };
+        Ok(Heads::contiguous(data, count, length, dim))
     }
 
     fn compute<T: Scratch>(
@@ -328,16 +357,16 @@ impl AttendStep {
         T::with(2 * (queries.count() + for_keys), |memory| {
             let (for_queries, for_keys) = memory.split_at_mut(2 * queries.count());
             let norm = self.query_norm.as_ref();
-            let q = Self::prepare(&inputs[0], norm, rope, queries, for_queries)?;
+            let q = self.prepare(&inputs[0], norm, rope, queries, for_queries)?;
             let mut buffers = self.target.memory.lock();
             if self.new {
                 self.prepare_memory(&mut buffers)?;
                 let [key_buffer, value_buffer] = &mut *buffers;
                 let norm = self.key_norm.as_ref();
-                let new = Self::prepare::<T>(&inputs[1], norm, rope, keys, for_keys)?;
+                let new = self.prepare::<T>(&inputs[1], norm, rope, keys, for_keys)?;
                 self.store(new, key_buffer, keys)?;
                 let norm = self.value_norm.as_ref();
-                let new = Self::prepare::<T>(&inputs[2], norm, None, keys, for_keys)?;
+                let new = self.prepare::<T>(&inputs[2], norm, None, keys, for_keys)?;
                 self.store(new, value_buffer, keys)?;
             }
             let seen = [buffers[0].view(), buffers[1].view()];

@@ -8,8 +8,10 @@ mod attend;
 mod attention;
 mod choose;
 mod constants;
+mod conv;
 mod gated_delta;
 mod linear;
+mod mamba2;
 mod moe;
 mod norm;
 mod quantize;
@@ -34,8 +36,10 @@ pub(crate) use attend::attend;
 pub(crate) use attention::attention;
 pub(crate) use choose::{argmax, record_rows};
 pub(crate) use constants::Constants;
+pub(crate) use conv::{ShortConv, record_conv};
 pub(crate) use gated_delta::{Columns, Delta, record_gated_delta};
 pub(crate) use linear::{gated_linear, linear, linear_many, narrowed, record_gated, record_linear};
+pub(crate) use mamba2::{Selective, record_mamba2};
 pub(crate) use moe::{Mixture, record_mixture};
 pub(crate) use norm::{
     Parameters, add_rms_norm, layer_norm, record_add_rms_norm, record_rms_norm,

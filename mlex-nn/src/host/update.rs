@@ -5,7 +5,7 @@ use mlex_core::Array;
 use super::sequence::{Sequence, Value};
 use crate::Result;
 use crate::cache::memory::{Marker, Plan, Target};
-use crate::cache::{KvCache, LayerCache, RecurrentCache, RecurrentState};
+use crate::cache::{ConvCache, KvCache, LayerCache, RecurrentCache, RecurrentState};
 
 /// What becomes of a cache when the sequence that writes to it is finished.
 #[derive(Debug)]
@@ -21,12 +21,15 @@ enum Change {
     Keys { plan: Plan, seen: i32 },
     /// A recurrent state, and the last inputs of its convolution.
     State { state: Value, conv: Value },
+    /// The last inputs of a short convolution, of which it needs `needed`.
+    Rows { rows: Value, needed: i32 },
 }
 
 /// What a sequence gives for an update.
 enum Made {
     Keys(Marker),
     State(RecurrentState),
+    Rows(Array),
 }
 
 impl CacheUpdate {
@@ -42,19 +45,26 @@ impl CacheUpdate {
         Self { change, new }
     }
 
+    /// The last inputs of a short convolution, of which it needs `needed`.
+    pub(super) fn rows(rows: Value, needed: i32, new: i32) -> Self {
+        let change = Change::Rows { rows, needed };
+        Self { change, new }
+    }
+
     /// Where keys and values are, and how many of them the queries see.
     pub(super) fn seen(&self) -> Option<(&Target, i32)> {
         match &self.change {
             Change::Keys { plan, seen } => Some((&plan.target, *seen)),
-            Change::State { .. } => None,
+            Change::State { .. } | Change::Rows { .. } => None,
         }
     }
 
     /// The values that the sequence has to finish with.
     fn values(&self) -> impl Iterator<Item = Value> {
         let values = match self.change {
-            Change::Keys { .. } => None,
-            Change::State { state, conv } => Some([state, conv]),
+            Change::Keys { .. } => [None, None],
+            Change::State { state, conv } => [Some(state), Some(conv)],
+            Change::Rows { rows, .. } => [Some(rows), None],
         };
         values.into_iter().flatten()
     }
@@ -71,10 +81,20 @@ impl CacheUpdate {
         }
     }
 
+    fn apply_to_rows(&self, cache: &mut ConvCache, made: Made) -> Result<()> {
+        match (&self.change, made) {
+            (Change::Rows { needed, .. }, Made::Rows(rows)) => {
+                cache.update(rows, *needed, self.new)
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn apply(&self, cache: &mut LayerCache, made: Made) -> Result<()> {
         match self.change {
             Change::Keys { .. } => self.apply_to_keys(cache.attention()?, made),
             Change::State { .. } => self.apply_to_state(cache.recurrent()?, made),
+            Change::Rows { .. } => self.apply_to_rows(cache.conv()?, made)?,
         }
         Ok(())
     }
@@ -126,6 +146,20 @@ impl Sequence {
         Ok(output)
     }
 
+    /// The same with the cache of one short convolution.
+    pub(crate) fn finish_rows(
+        self,
+        output: Value,
+        update: &CacheUpdate,
+        cache: &mut ConvCache,
+    ) -> Result<Array> {
+        let (output, made) = self.finish_with(output, std::slice::from_ref(update))?;
+        for made in made {
+            update.apply_to_rows(cache, made)?;
+        }
+        Ok(output)
+    }
+
     /// The output, and what there is for each update.
     fn finish_with(self, output: Value, updates: &[CacheUpdate]) -> Result<(Array, Vec<Made>)> {
         let values = updates.iter().flat_map(CacheUpdate::values);
@@ -141,6 +175,7 @@ impl Sequence {
                 let (state, conv) = (arrays.next()?, arrays.next()?);
                 Some(Made::State(RecurrentState { conv, state }))
             }
+            Change::Rows { .. } => Some(Made::Rows(arrays.next()?)),
         });
         let made = made.collect();
         Ok((output, made))

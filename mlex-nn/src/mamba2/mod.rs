@@ -13,7 +13,8 @@ pub use scan::{ScanInputs, mamba2_scan};
 use crate::activation::silu;
 use crate::cache::{RecurrentCache, RecurrentState};
 use crate::conv::CausalConv;
-use crate::{Activation, CacheUpdate, Error, Linear, Result, Sequence, Value, Weights};
+use crate::host::{self, CacheUpdate, Constants, Selective, Sequence, Value};
+use crate::{Activation, Error, Linear, Result, Weights};
 
 /// The settings of a [`Mamba2`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -100,11 +101,11 @@ impl Mamba2Config {
 pub struct Mamba2 {
     in_proj: Linear,
     conv: CausalConv,
-    /// The rate of each head, f32: `-exp(A_log)`.
-    rate: Array,
+    a_log: Array,
     dt_bias: Array,
     d: Array,
     norm: Array,
+    constants: Constants,
     out_proj: Linear,
     config: Mamba2Config,
 }
@@ -124,7 +125,6 @@ impl Mamba2 {
         } = config;
         let inner = config.inner_size();
         let projected = config.projected().unwrap_or_default();
-        let a_log = weights.get_float("A_log", &[num_heads])?;
         Ok(Self {
             in_proj: Linear::load(&weights.pp("in_proj"), hidden_size, projected, proj_bias)?,
             conv: CausalConv::load(
@@ -133,10 +133,11 @@ impl Mamba2 {
                 config.conv_kernel,
                 config.conv_bias,
             )?,
-            rate: a_log.as_type(Dtype::Float32)?.exp()?.negative()?,
+            a_log: weights.get_float("A_log", &[num_heads])?,
             dt_bias: weights.get_float("dt_bias", &[num_heads])?,
             d: weights.get_float("D", &[num_heads])?,
             norm: weights.pp("norm").get_float("weight", &[inner])?,
+            constants: Constants::default(),
             out_proj: Linear::load(&weights.pp("out_proj"), inner, hidden_size, proj_bias)?,
             config: *config,
         })
@@ -148,6 +149,11 @@ impl Mamba2 {
     /// # Errors
     /// When the shapes do not fit; then the cache is as it was.
     pub fn forward(&self, x: &Array, cache: &mut RecurrentCache) -> Result<Array> {
+        if let Some((mut sequence, value)) = Sequence::start(x)?
+            && let Some((y, update)) = self.record(&mut sequence, value, cache)?
+        {
+            return sequence.finish_state(y, &update, cache);
+        }
         let length = x.dim(1)?;
         let inner = self.config.inner_size();
         let projected = self.in_proj.forward(x)?;
@@ -169,11 +175,28 @@ impl Mamba2 {
     /// When the weights cannot be read or the cache is another layer's.
     pub fn record(
         &self,
-        _sequence: &mut Sequence,
-        _x: Value,
-        _cache: &RecurrentCache,
+        sequence: &mut Sequence,
+        x: Value,
+        cache: &RecurrentCache,
     ) -> Result<Option<(Value, CacheUpdate)>> {
-        Ok(None)
+        let Some(projected) = self.in_proj.record(sequence, x)? else {
+            return Ok(None);
+        };
+        let layer = Selective {
+            conv: &self.conv,
+            a_log: &self.a_log,
+            dt_bias: &self.dt_bias,
+            d: &self.d,
+            norm: &self.norm,
+            constants: &self.constants,
+            config: &self.config,
+        };
+        let scanned = host::record_mamba2(sequence, &layer, projected, cache)?;
+        let Some((y, update)) = scanned else {
+            return Ok(None);
+        };
+        let output = self.out_proj.record(sequence, y)?;
+        Ok(output.map(|output| (output, update)))
     }
 
     /// Convolution and scan: `[B, L, inner_size]`, and the state after it.
@@ -209,12 +232,13 @@ impl Mamba2 {
         if let Some(mask) = mask {
             dt = mask.expand_dims(-1)?.where_(&dt, &dt.zeros_like()?)?;
         }
+        let rate = self.a_log.as_type(Dtype::Float32)?.exp()?.negative()?;
         let inputs = ScanInputs {
             x: &conv
                 .slice_axis(-1, 0, inner)?
                 .unflatten(-1, &[num_heads, head_dim])?,
             dt: &dt,
-            a: &self.rate,
+            a: &rate,
             b: &grouped(inner)?,
             c: &grouped(inner + shared)?,
             d: &self.d,

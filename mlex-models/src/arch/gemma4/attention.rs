@@ -127,6 +127,7 @@ impl Attention {
             rope: Some(&self.rope),
             query_norm: Some(&self.q_norm),
             key_norm: own.map(|own| &own.k_norm),
+            norm_last: false,
             value_eps: own.map(|own| own.eps),
         };
         let attended = match (source, own) {

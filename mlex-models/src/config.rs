@@ -22,12 +22,17 @@ const MAX_SIZE: i32 = 1 << 24;
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
     json: Map<String, Value>,
+    /// `repetition_penalty` of generation_config.json.
+    repetition_penalty: Option<Value>,
 }
 
 impl ModelConfig {
     /// A configuration from a JSON object.
     pub fn new(json: Map<String, Value>) -> Self {
-        Self { json }
+        Self {
+            json,
+            repetition_penalty: None,
+        }
     }
 
     /// Reads `config.json` of a model directory; `eos_token_id` of `generation_config.json`
@@ -37,6 +42,7 @@ impl ModelConfig {
     /// When a file is missing, too large or not a JSON object; the error names it.
     pub fn open(dir: &Path) -> Result<Self> {
         let mut json = read_json_object(&dir.join("config.json"))?;
+        let mut repetition_penalty = None;
         let path = dir.join("generation_config.json");
         if path.exists() {
             let generation = read_json_object(&path)?;
@@ -45,8 +51,31 @@ impl ModelConfig {
                 token_ids("eos_token_id", ids).with_path(&path)?;
                 json.insert("eos_token_id".to_owned(), ids.clone());
             }
+            repetition_penalty = generation.get("repetition_penalty").cloned();
         }
-        Ok(Self { json })
+        Ok(Self {
+            json,
+            repetition_penalty,
+        })
+    }
+
+    /// `repetition_penalty` of `generation_config.json`, where it has one.
+    ///
+    /// # Errors
+    /// When it is not a positive number.
+    pub fn repetition_penalty(&self) -> Result<Option<f32>> {
+        let Some(value) = self.repetition_penalty.as_ref().filter(|x| !x.is_null()) else {
+            return Ok(None);
+        };
+        let penalty = value.as_f64().map(|penalty| penalty as f32);
+        match penalty.filter(|penalty| penalty.is_finite() && *penalty > 0.0) {
+            Some(penalty) => Ok(Some(penalty)),
+            None => Err(Error::field(
+                "repetition_penalty of generation_config.json",
+                "a positive number",
+                shown(value),
+            )),
+        }
     }
 
     /// The JSON object.

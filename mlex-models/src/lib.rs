@@ -28,5 +28,5 @@ pub use convert::{ConvertOptions, Converted, LayoutSettings, Quantize, Recipe, c
 pub use error::{Error, ErrorKind, Result, ResultExt};
 pub use files::{ModelFiles, Tensors, total_bytes};
 pub use load::{LoadProgress, LoadedModel, Outline, load, load_mtp, outline};
-pub use model::{Input, MixedInput, Model, ModelInfo, MtpHead, Positions};
+pub use model::{BlockModel, Input, MixedInput, Model, ModelInfo, MtpHead, Positions};
 pub use registry::{build, model_types};

@@ -173,6 +173,31 @@ pub trait Model {
     /// # Errors
     /// When the shapes do not fit.
     fn logits(&self, hidden: &Array) -> Result<Array>;
+
+    /// The repetition penalty that greedy decoding of the model is made for, where it is one:
+    /// `repetition_penalty` of generation_config.json, or the architecture's own.
+    fn repetition_penalty(&self) -> Option<f32> {
+        None
+    }
+
+    /// The way to fill blocks, where the model has been trained for that.
+    fn blocks(&self) -> Option<&dyn BlockModel> {
+        None
+    }
+}
+
+/// A model that fills blocks of mask tokens as well.
+pub trait BlockModel {
+    /// The token that stands for one to be filled in.
+    fn mask_token(&self) -> u32;
+
+    /// As [`Model::forward`] for token ids `[1, L]`, where positions, counted from the first token
+    /// of the cache, are in blocks of `block`: they see those of their own block, later ones too,
+    /// and all before it.
+    ///
+    /// # Errors
+    /// When the shapes do not fit, or the cache has padding.
+    fn forward_blocks(&self, tokens: &Array, block: i32, cache: &mut Cache) -> Result<Array>;
 }
 
 /// A head that predicts a further token (multi-token prediction).

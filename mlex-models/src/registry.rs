@@ -16,6 +16,7 @@ pub(crate) struct Entry {
 }
 
 const ENTRIES: &[&Entry] = &[
+    &arch::dhara_ar::ENTRY,
     &arch::gemma4::ENTRY,
     &arch::llama::ENTRY,
     &arch::minicpm::ENTRY,

@@ -1,6 +1,7 @@
 //! The architectures, one file or folder each.
 
 mod decoder;
+pub(crate) mod dhara_ar;
 pub(crate) mod gemma4;
 mod language;
 pub(crate) mod llama;

@@ -217,7 +217,7 @@ impl Masks {
 }
 
 /// How many new tokens there are.
-fn length(input: Input<'_>) -> Result<i32> {
+pub(super) fn length(input: Input<'_>) -> Result<i32> {
     Ok(match input {
         Input::Mixed(mixed) => mixed.length(),
         Input::Tokens(tokens) => tokens.dim(1)?,

@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 use mlex_core::{Array, Stream, eval, memory};
 use mlex_nn::Cache;
 
+use super::blocks::{self, BlockOptions, BlockStream, Decode};
 use super::constraint::{Gate, Guide, Vocabulary};
 use super::output::Output;
 use super::prompt_cache::{Filling, PromptCache, fill};
 use super::request::{Completion, Event, FinishReason, Prompt, Request, Timings, Usage};
 use super::speculate::{DraftCounts, Guesses, Speculator};
-use super::{PrefillProgress, Sampler, StreamOptions, TokenStream};
+use super::tokens::Tokens;
+use super::{KvSettings, PrefillProgress, Sampler, StreamOptions, TokenStream};
 use crate::media::{Media, MediaEngine, MediaPrompt, Placeholders};
 use crate::model::{Model, MtpHead};
 use crate::text::{ChatRequest, ChatTemplate, OutputFormat, Tokenizer, chat_messages, media_parts};
@@ -237,8 +239,11 @@ pub(super) fn run(
         grammar.validate()?;
     }
     guessers.check(request.speculation.guesses)?;
+    check_decode(model, request)?;
     let mut unused = PromptCache::none();
-    let pool = if request.use_prompt_cache {
+    let one_by_one = request.decode == Decode::Autoregressive;
+    // What a cache holds after blocks is not what it would hold after the same tokens alone.
+    let pool = if request.use_prompt_cache && one_by_one {
         pool
     } else {
         &mut unused
@@ -268,16 +273,24 @@ pub(super) fn run(
         listening
     };
     let key = prompt.key()?;
-    let filling = Filling {
-        key: &key,
-        prompt: &prompt,
-        settings: &request.kv,
-        step: request.prefill_step,
-        turn_end: &|| text.turn_end(request, key.tokens()),
+    let (hidden, cached_tokens, cache) = if one_by_one {
+        let filling = Filling {
+            key: &key,
+            prompt: &prompt,
+            settings: &request.kv,
+            step: request.prefill_step,
+            turn_end: &|| text.turn_end(request, key.tokens()),
+        };
+        let filled = fill(model, pool, &filling, &mut on_progress)?;
+        (filled.hidden, filled.known, filled.cache)
+    } else {
+        let mut cache = model.new_cache()?;
+        let (ids, step) = (prompt.ids(), request.prefill_step);
+        let decode = request.decode;
+        let hidden = blocks::prefill(model, &mut cache, decode, ids, step, &mut on_progress)?;
+        (hidden, 0, cache)
     };
-    let filled = fill(model, pool, &filling, &mut on_progress)?;
-    let (hidden, cached_tokens) = (filled.hidden, filled.known);
-    let mut cache = Some(filled.cache);
+    let mut cache = Some(cache);
     for choice in 0..choices {
         // The last answer takes the cache itself: a second one in use would be copied.
         let last = choice + 1 == choices;
@@ -313,6 +326,32 @@ pub(super) fn run(
     Ok(())
 }
 
+/// Refuses what goes with one way of decoding alone.
+fn check_decode(model: &dyn Model, request: &Request) -> Result<()> {
+    if request.decode == Decode::Autoregressive {
+        return Ok(());
+    }
+    blocks::check(model, request.decode, &request.sampler)?;
+    let none = "none where tokens come in blocks";
+    if let Some(top) = request.logprobs {
+        return Err(Error::field("logprobs", none, top.to_string()));
+    }
+    if request.grammar.is_some() {
+        return Err(Error::field("grammar", none, "one"));
+    }
+    let guesses = request.speculation.guesses;
+    if guesses != Guesses::Off {
+        return Err(Error::field("guesses", none, format!("{guesses:?}")));
+    }
+    if let Some(budget) = request.reasoning_budget {
+        return Err(Error::field("reasoning_budget", none, budget.to_string()));
+    }
+    if request.kv != KvSettings::default() {
+        return Err(Error::field("kv", none, "settings of the cache"));
+    }
+    Ok(())
+}
+
 /// One answer to a request.
 struct Answering<'a> {
     model: &'a dyn Model,
@@ -343,45 +382,37 @@ impl Answering<'_> {
         let mut drafts = DraftCounts::default();
         if let Some(hidden) = hidden {
             finish_reason = FinishReason::Length;
-            let options = StreamOptions {
-                max_tokens: request.max_tokens,
-                prefill_step: request.prefill_step,
-                logprobs: request.logprobs,
-            };
-            let sampler = self.sampler()?;
-            let state = (self.prompt, hidden);
-            let checks = (self.guide()?, self.speculator()?);
-            let mut stream =
-                TokenStream::after_checked(self.model, cache, sampler, state, options, checks)?;
+            let mut tokens = self.tokens(cache, hidden)?;
             let mut closing = Closing::new(text, request)?;
             while finish_reason == FinishReason::Length {
-                stream.set_limit(closing.room(&output));
-                if let Some(id) = closing.next(&output) {
-                    stream.put_in(id)?;
-                }
-                let Some(id) = stream.next().transpose()? else {
-                    if stream.is_complete() {
+                tokens.set_limit(closing.room(&output));
+                let Some(block) = tokens.next(closing.next(&output))? else {
+                    if tokens.is_complete() {
                         finish_reason = FinishReason::Stop;
                     }
                     break;
                 };
                 first.get_or_insert_with(Instant::now);
-                ids.push(id);
-                let (parts, stopped) = output.push(id);
-                let logprobs = stream.logprobs().cloned();
-                let listening = sink.event(Event::Token {
-                    id,
-                    parts,
-                    logprobs,
-                });
-                if stopped {
-                    finish_reason = FinishReason::Stop;
-                } else if !listening {
-                    finish_reason = FinishReason::Cancelled;
+                for id in block {
+                    ids.push(id);
+                    let (parts, stopped) = output.push(id);
+                    let logprobs = tokens.logprobs();
+                    let listening = sink.event(Event::Token {
+                        id,
+                        parts,
+                        logprobs,
+                    });
+                    if stopped {
+                        finish_reason = FinishReason::Stop;
+                    } else if !listening {
+                        finish_reason = FinishReason::Cancelled;
+                    }
+                    if finish_reason != FinishReason::Length {
+                        break;
+                    }
                 }
             }
-            stream.finish()?;
-            drafts = stream.draft_counts();
+            drafts = tokens.finish()?;
         }
         let end = Instant::now();
         // The step after the last token is on the device already: when the end is announced,
@@ -439,6 +470,37 @@ impl Answering<'_> {
                 self.guessers.mtp.map(guess).transpose()?
             }
         })
+    }
+
+    /// The tokens after the prompt in `cache`, whose last state is `hidden` `[1, D]`.
+    fn tokens<'m>(&'m self, cache: &'m mut Cache, hidden: &Array) -> Result<Tokens<'m>> {
+        let Self { model, request, .. } = *self;
+        let (max_tokens, prefill_step) = (request.max_tokens, request.prefill_step);
+        if request.decode == Decode::Autoregressive {
+            let options = StreamOptions {
+                max_tokens,
+                prefill_step,
+                logprobs: request.logprobs,
+            };
+            let sampler = self.sampler()?;
+            let state = (self.prompt, hidden);
+            let checks = (self.guide()?, self.speculator()?);
+            let stream = TokenStream::after_checked(model, cache, sampler, state, options, checks)?;
+            return Ok(Tokens::OneByOne(stream));
+        }
+        let options = BlockOptions {
+            max_tokens,
+            prefill_step,
+            sampler: request.sampler.clone(),
+            eos_ids: if request.ignore_eos {
+                Vec::new()
+            } else {
+                self.text.eos_ids.clone()
+            },
+        };
+        let (decode, hidden) = (request.decode, Some(hidden));
+        let stream = BlockStream::after(model, cache, decode, self.prompt, options, hidden)?;
+        Ok(Tokens::Blocks(stream))
     }
 
     /// The sampler of this answer, with what it needs of the tokenizer.

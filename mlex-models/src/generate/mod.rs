@@ -3,6 +3,7 @@
 //! [`Session`] is what an application uses: any thread may ask it for text. [`TokenStream`]
 //! is the layer below, for callers who stay on the model's thread.
 
+mod blocks;
 mod checked;
 mod constraint;
 mod engine;
@@ -14,7 +15,9 @@ mod score;
 mod session;
 mod speculate;
 mod token_stream;
+mod tokens;
 
+pub use blocks::{BlockOptions, BlockStream, Decode, Diffusion, SelfSpeculation};
 pub use constraint::Grammar;
 pub use prompt_cache::{
     Found, KvSettings, MediaSpan, PromptCache, PromptCacheLimits, PromptCacheStats, PromptFileInfo,

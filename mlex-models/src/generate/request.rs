@@ -6,7 +6,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{DraftCounts, Dry, Grammar, KvSettings, PrefillProgress, SamplerConfig, Speculation};
+use super::{
+    Decode, DraftCounts, Dry, Grammar, KvSettings, PrefillProgress, SamplerConfig, Speculation,
+};
 use crate::media::Media;
 use crate::text::{Answer, Part};
 use crate::towers::MediaOptions;
@@ -44,6 +46,8 @@ pub struct Request {
     pub max_tokens: usize,
     /// How tokens are chosen.
     pub sampler: SamplerConfig,
+    /// How they come about, for a model that has several ways.
+    pub decode: Decode,
     /// Texts that end the generation and do not appear in it.
     pub stop: Vec<String>,
     /// Goes on after an end-of-text token, up to `max_tokens`.
@@ -85,6 +89,7 @@ impl Request {
             template_variables: Map::new(),
             max_tokens: 256,
             sampler: SamplerConfig::default(),
+            decode: Decode::default(),
             stop: Vec::new(),
             ignore_eos: false,
             prefill_step: 512,

@@ -75,6 +75,11 @@ pub struct SessionInfo {
     pub media: Vec<MediaKind>,
     /// The model that guesses tokens for it.
     pub draft_model: Option<ModelInfo>,
+    /// The repetition penalty that the model is made for, if it is: that of generation_config.json,
+    /// or the architecture's own. A request has none unless it is put there.
+    pub repetition_penalty: Option<f32>,
+    /// Whether the model has other ways of decoding than token after token.
+    pub fills_blocks: bool,
 }
 
 enum Job {
@@ -189,6 +194,8 @@ impl Session {
                         device,
                         media: text.kinds.clone(),
                         draft_model: draft.as_ref().map(|draft| draft.model.info().clone()),
+                        repetition_penalty: model.model.repetition_penalty(),
+                        fills_blocks: model.model.blocks().is_some(),
                     };
                     let text = Arc::new(text);
                     // Nobody waits any more when this fails; then there are no jobs either.

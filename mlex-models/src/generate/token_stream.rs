@@ -382,8 +382,8 @@ impl Iterator for TokenStream<'_> {
     }
 }
 
-/// Gives the tokens `range` of `prompt` to the model in steps of at most `step` tokens. Returns the hidden state
-/// `[1, D]` of the last position, or nothing when `on_progress` said to stop.
+/// Gives the tokens `range` of `prompt` to the model in steps of at most `step` tokens. Returns the
+/// hidden state `[1, D]` of the last position, or nothing when `on_progress` said to stop.
 ///
 /// # Errors
 /// When the prompt is empty, has a token outside of the vocabulary, or MLX fails.
@@ -395,16 +395,30 @@ pub(super) fn prefill(
     step: usize,
     on_progress: &mut dyn FnMut(PrefillProgress) -> bool,
 ) -> Result<Option<Array>> {
-    let total = range.len();
-    let mut processed = 0;
-    let mut last = None;
-    while processed < total {
+    let forward = |cache: &mut Cache, processed: usize| {
         let start = range.start + processed;
         let end = prompt.step_end(start, step.min(range.end - start));
         let end = end.min(range.end);
         let hidden = prompt.forward(model, cache, start..end)?;
+        Ok((hidden, end - range.start))
+    };
+    prefill_by(forward, cache, range.len(), on_progress)
+}
+
+/// Gives `total` tokens to a model by a function that takes how many it has been given and returns
+/// the hidden states of some more, and how many there are then; as [`prefill`].
+pub(super) fn prefill_by(
+    mut forward: impl FnMut(&mut Cache, usize) -> Result<(Array, usize)>,
+    cache: &mut Cache,
+    total: usize,
+    on_progress: &mut dyn FnMut(PrefillProgress) -> bool,
+) -> Result<Option<Array>> {
+    let mut processed = 0;
+    let mut last = None;
+    while processed < total {
+        let (hidden, given) = forward(cache, processed)?;
         cache.settle()?;
-        processed = end - range.start;
+        processed = given;
         if processed < total {
             eval(cache.arrays())?;
             memory::clear_cache()?;

@@ -9,4 +9,5 @@ mod source;
 pub(crate) use cache::MediaEngine;
 pub(crate) use placeholders::Placeholders;
 pub use prompt::MediaPrompt;
+pub(crate) use prompt::checked;
 pub use source::{Media, MediaSource};

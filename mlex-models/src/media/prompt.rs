@@ -231,7 +231,7 @@ impl MediaPrompt {
 }
 
 /// Ids as MLX takes them.
-fn checked(ids: &[u32], model: &dyn Model) -> Result<Vec<i32>> {
+pub(crate) fn checked(ids: &[u32], model: &dyn Model) -> Result<Vec<i32>> {
     let vocab_size = model.info().vocab_size;
     let check = |&id: &u32| match i32::try_from(id) {
         Ok(id) if id < vocab_size => Ok(id),

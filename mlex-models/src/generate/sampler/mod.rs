@@ -22,7 +22,7 @@ use filters::Filters;
 
 /// Below this temperature the likeliest token is taken: logits that far apart have no chance,
 /// and dividing by less would leave the range of f32.
-const GREEDY_BELOW: f32 = 1e-6;
+pub(super) const GREEDY_BELOW: f32 = 1e-6;
 
 /// Chooses tokens by a [`SamplerConfig`]; remembers recent tokens and its random state.
 #[derive(Clone, Debug)]

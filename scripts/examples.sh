@@ -10,4 +10,5 @@ for name in arrays safetensors quantized_linear patches features; do
     "$examples/$name"
 done
 "$examples/logits"
+"$examples/tokens"
 "$examples/generate" "$1"

@@ -79,7 +79,7 @@ impl Depth {
     /// How many guesses of a class to check, `most` at most.
     pub(super) fn choose(&mut self, class: usize, most: usize) -> usize {
         let most = most.min(self.times.len() - 1);
-        if self.times[0].steps < FIRST_STEPS {
+        if most == 0 || self.times[0].steps < FIRST_STEPS {
             return 0;
         }
         let Class {

@@ -96,3 +96,25 @@ pub const GATED_DELTA: GpuSource = GpuSource {
     outputs: &["y", "state_after"],
     body: include_str!("../gpu/gated_delta.inc"),
 };
+
+/// The recurrence of Mamba 2 over all positions: `S = exp(rate dt) S + dt x b^T`, `y = S c + d x`.
+///
+/// | Input | |
+/// |---|---|
+/// | `x` | `[B, L, H, P]` |
+/// | `dt` | `[B, L, H]`, f32; at 0 a position leaves no trace |
+/// | `rate` | `[H]`, f32 |
+/// | `b`, `c` | `[B, L, G, N]` |
+/// | `d` | `[H]`, f32 |
+/// | `state` | `[B, H, P, N]`, f32 |
+/// | `length` | `[1]`, int32: `L` |
+///
+/// Outputs are `y` `[B, L, H, P]` of type `T` and `state_after`. Constants are `HEADS`, `GROUPS`,
+/// `HEAD_DIM`, `STATE` (a multiple of 32) and `ROWS` (which divides `HEAD_DIM`). The grid is
+/// `[32, HEAD_DIM / ROWS, B * HEADS]`.
+pub const MAMBA2: GpuSource = GpuSource {
+    name: "mlex_mamba2",
+    inputs: &["x", "dt", "rate", "b", "c", "d", "state", "length"],
+    outputs: &["y", "state_after"],
+    body: include_str!("../gpu/mamba2.inc"),
+};

@@ -4,6 +4,7 @@
 //! The step sizes and the state are in f32 whatever the layer computes in; everything else has
 //! the type of the input. References: mlx-lm `models/nemotron_h.py`, `models/ssm.py`.
 
+mod gpu;
 mod scan;
 
 use mlex_core::{Array, Dtype};

@@ -7,6 +7,7 @@
 
 use mlex_core::{Array, Dtype};
 
+use super::gpu;
 use crate::{Error, Result};
 
 /// Positions of a chunk.
@@ -32,13 +33,13 @@ pub struct ScanInputs<'a> {
 
 /// Sizes of a scan.
 #[derive(Clone, Copy)]
-struct Sizes {
-    batch: i32,
-    length: i32,
-    heads: i32,
-    dim: i32,
-    groups: i32,
-    state: i32,
+pub(super) struct Sizes {
+    pub(super) batch: i32,
+    pub(super) length: i32,
+    pub(super) heads: i32,
+    pub(super) dim: i32,
+    pub(super) groups: i32,
+    pub(super) state: i32,
 }
 
 /// The outputs `[B, L, H, P]` in the type of `x`, and the state after them, f32 `[B, H, P, N]`.
@@ -65,6 +66,9 @@ pub fn mamba2_scan(inputs: &ScanInputs<'_>, state: Option<&Array>) -> Result<(Ar
         groups,
         state: state_size,
     };
+    if let Some(outputs) = gpu::mamba2_scan(inputs, state, sizes)? {
+        return Ok(outputs);
+    }
     let (y, state) = if length == 1 {
         step(inputs, state, sizes)?
     } else {

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use mlex_core::{Device, Dtype};
 use mlex_models::compute;
-use mlex_models::generate::{Dry, KvSettings, Request, SamplerConfig, Xtc};
+use mlex_models::generate::{Dry, KvSettings, Request, SamplerConfig, SessionInfo, Xtc};
 use serde_json::Value;
 
 use crate::failure;
@@ -160,14 +160,9 @@ pub(crate) struct SamplerArgs {
     /// Seed of the random numbers [default: another one each time]
     #[arg(long)]
     seed: Option<u64>,
-    /// Divide the logits of recent tokens by this; 1 is off
-    #[arg(
-        long,
-        default_value_t = 1.0,
-        allow_negative_numbers = true,
-        value_name = "FACTOR"
-    )]
-    repetition_penalty: f32,
+    /// Divide the logits of recent tokens by this; 1 is off [default: 1, or what the model asks for]
+    #[arg(long, allow_negative_numbers = true, value_name = "FACTOR")]
+    repetition_penalty: Option<f32>,
     /// Subtract this from the logits of recent tokens
     #[arg(
         long,
@@ -184,9 +179,9 @@ pub(crate) struct SamplerArgs {
         value_name = "AMOUNT"
     )]
     frequency_penalty: f32,
-    /// How many tokens count as recent
-    #[arg(long, default_value_t = 64, value_name = "N")]
-    penalty_context: u32,
+    /// How many tokens count as recent [default: 64, or all for a penalty that the model asks for]
+    #[arg(long, value_name = "N")]
+    penalty_context: Option<u32>,
     /// Add VALUE to the logit of token ID; -inf forbids it (repeatable)
     #[arg(long, value_parser = logit_bias, value_name = "ID=VALUE")]
     logit_bias: Vec<(u32, f32)>,
@@ -198,6 +193,14 @@ impl SamplerArgs {
         request.sampler = config;
         if !self.dry_breaker.is_empty() {
             request.dry_breakers.clone_from(&self.dry_breaker);
+        }
+    }
+
+    /// What the model asks for, where no flag says something else.
+    pub(crate) fn follow(&self, info: &SessionInfo, request: &mut Request) {
+        if let (None, Some(penalty)) = (self.repetition_penalty, info.repetition_penalty) {
+            request.sampler.repetition_penalty = penalty;
+            request.sampler.penalty_context = self.penalty_context.unwrap_or(u32::MAX);
         }
     }
 
@@ -221,10 +224,10 @@ impl SamplerArgs {
                 ..Dry::new(self.dry_multiplier)
             }),
             seed: self.seed,
-            repetition_penalty: self.repetition_penalty,
+            repetition_penalty: self.repetition_penalty.unwrap_or(1.0),
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
-            penalty_context: self.penalty_context,
+            penalty_context: self.penalty_context.unwrap_or(64),
             logit_bias: self.logit_bias.iter().copied().collect(),
         };
         // The ids are checked against the vocabulary when the model is there.

@@ -6,6 +6,7 @@ mod bench;
 mod cache;
 mod chat;
 mod convert;
+mod decode;
 mod failure;
 mod generate;
 mod hub;

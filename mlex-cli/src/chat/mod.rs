@@ -16,6 +16,7 @@ use mlex_models::text::Answer;
 use serde_json::{Value, json};
 
 use crate::args::{KvArgs, ModelArgs, SamplerArgs, key_json};
+use crate::decode::DecodeArgs;
 use crate::failure::{self, Hinted};
 use crate::generate::{load, load_prompt};
 use crate::interrupt::Interrupts;
@@ -59,11 +60,14 @@ pub(crate) struct Args {
     #[command(flatten)]
     kv: KvArgs,
     #[command(flatten)]
+    decode: DecodeArgs,
+    #[command(flatten)]
     sampler: SamplerArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let sampler = args.sampler.config("chat")?;
+    let decode = args.decode.decode("chat")?;
     let path = args.model.source.locate("chat")?;
     let files = ModelFiles::open(&path).map_err(failure::no_model)?;
     if files.chat_template()?.is_none() {
@@ -75,10 +79,12 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     request.reasoning_budget = args.reasoning_budget;
     request.template_variables = args.template_arg.iter().cloned().collect();
     request.kv = args.kv.settings();
+    request.decode = decode;
     args.sampler.apply(sampler, &mut request);
 
     // Never dropped, as in `mlex generate`.
     let session = ManuallyDrop::new(load(&path, false, None, &args.model)?);
+    args.sampler.follow(session.info(), &mut request);
     if let Some(file) = &args.prompt_cache {
         request.kv = load_prompt(&session, file)?;
     }

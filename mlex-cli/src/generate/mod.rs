@@ -19,6 +19,7 @@ use mlex_models::text::Answer;
 use serde_json::{Map, Value, json};
 
 use crate::args::{KvArgs, ModelArgs, SamplerArgs};
+use crate::decode::DecodeArgs;
 use crate::failure::{self, INTERRUPTED};
 use crate::interrupt::cancel_on_interrupt;
 use crate::output::{note, number, print_json, size};
@@ -74,6 +75,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     kv: KvArgs,
     #[command(flatten)]
+    decode: DecodeArgs,
+    #[command(flatten)]
     sampler: SamplerArgs,
     #[command(flatten)]
     form: FormArgs,
@@ -84,6 +87,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     // What can be wrong without the model is looked at before the long load.
     let sampler = args.sampler.config("generate")?;
+    let decode = args.decode.decode("generate")?;
     if args.stop.iter().any(String::is_empty) {
         return Err(failure::usage(
             "generate",
@@ -108,6 +112,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     request.kv = args.kv.settings();
     request.grammar = grammar;
     request.speculation = speculation;
+    request.decode = decode;
     args.sampler.apply(sampler, &mut request);
 
     // Never dropped: its thread waits, idle, until the program has ended. Taking the model
@@ -118,6 +123,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         draft_model,
         &args.model,
     )?);
+    args.sampler.follow(session.info(), &mut request);
     if let Some(file) = &args.prompt_cache {
         request.kv = load_prompt(&session, file)?;
     }

@@ -2,6 +2,7 @@
 
 use mlex_core::Array;
 
+use crate::chain::{self, Chain};
 use crate::host::{Sequence, Value};
 use crate::{Linear, Result, Weights, host};
 
@@ -10,7 +11,7 @@ use crate::{Linear, Result, Weights, host};
 /// # Errors
 /// When MLX refuses the dtype.
 pub fn silu(x: &Array) -> Result<Array> {
-    Ok(x.multiply(&x.sigmoid()?)?)
+    Ok(Activation::Silu.of(x)?)
 }
 
 /// The Gaussian error linear unit, `x * Phi(x)`, with the error function.
@@ -18,11 +19,7 @@ pub fn silu(x: &Array) -> Result<Array> {
 /// # Errors
 /// When MLX refuses the dtype.
 pub fn gelu(x: &Array) -> Result<Array> {
-    let phi = x
-        .multiply(std::f32::consts::FRAC_1_SQRT_2)?
-        .erf()?
-        .add(1.0)?;
-    Ok(x.multiply(&phi)?.multiply(0.5)?)
+    Ok(Activation::Gelu.of(x)?)
 }
 
 /// The same by tanh: `0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
@@ -30,11 +27,7 @@ pub fn gelu(x: &Array) -> Result<Array> {
 /// # Errors
 /// When MLX refuses the dtype.
 pub fn gelu_tanh(x: &Array) -> Result<Array> {
-    let inner = x.square()?.multiply(x)?.multiply(0.044_715)?.add(x)?;
-    let tanh = inner
-        .multiply((2.0 / std::f32::consts::PI).sqrt())?
-        .tanh()?;
-    Ok(x.multiply(0.5)?.multiply(&tanh.add(1.0)?)?)
+    Ok(Activation::GeluTanh.of(x)?)
 }
 
 /// The same by a sigmoid: `x * sigmoid(1.702 x)`.
@@ -78,13 +71,24 @@ impl Activation {
         if let Some(y) = host::gated(self, gate, up)? {
             return Ok(y);
         }
-        let gate = match self {
-            Self::Silu => silu(gate)?,
-            Self::Gelu => gelu(gate)?,
-            Self::GeluTanh => gelu_tanh(gate)?,
-            Self::Sigmoid => gate.sigmoid()?,
-        };
-        Ok(gate.multiply(up)?)
+        chain::call(Chain::Gated(self), &[gate.clone(), up.clone()])
+    }
+
+    /// The function itself, by MLX's operations.
+    pub(crate) fn of(self, x: &Array) -> mlex_core::Result<Array> {
+        match self {
+            Self::Silu => x.multiply(&x.sigmoid()?),
+            Self::Gelu => {
+                let phi = x.multiply(std::f32::consts::FRAC_1_SQRT_2)?.erf()?;
+                x.multiply(&phi.add(1.0)?)?.multiply(0.5)
+            }
+            Self::GeluTanh => {
+                let inner = x.square()?.multiply(x)?.multiply(0.044_715)?.add(x)?;
+                let tanh = inner.multiply((2.0 / std::f32::consts::PI).sqrt())?;
+                x.multiply(0.5)?.multiply(&tanh.tanh()?.add(1.0)?)
+            }
+            Self::Sigmoid => x.sigmoid(),
+        }
     }
 }
 

@@ -9,6 +9,7 @@ mod adapt;
 pub mod attention;
 pub mod cache;
 mod canon;
+mod chain;
 mod conv;
 pub mod dispatch;
 mod embedding;

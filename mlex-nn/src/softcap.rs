@@ -2,6 +2,7 @@
 
 use mlex_core::Array;
 
+use crate::chain::{self, Chain};
 use crate::{Result, host};
 
 /// `cap * tanh(x / cap)`, of any shape, in the type of `x` ("Gemma 2: Improving Open Language
@@ -13,5 +14,5 @@ pub fn softcap(x: &Array, cap: f32) -> Result<Array> {
     if let Some(y) = host::softcap(x, cap)? {
         return Ok(y);
     }
-    Ok(x.divide(cap)?.tanh()?.multiply(cap)?)
+    chain::call(Chain::Softcap(cap), std::slice::from_ref(x))
 }

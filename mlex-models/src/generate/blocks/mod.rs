@@ -319,13 +319,13 @@ pub(super) fn prefill(
     };
     // Positions of a block see each other, so they are given at once.
     let step = (step / block_length).max(1) * block_length;
-    let mut forward = |cache: &mut Cache, processed: usize| {
+    let forward = |cache: &mut Cache, processed: usize| {
         let end = prompt.len().min(processed + step);
         let ids = id_array(model, &prompt[processed..end])?;
         let hidden = blocks.forward_blocks(&ids, block_length as i32, cache)?;
         Ok((hidden, end))
     };
-    prefill_by(&mut forward, cache, prompt.len(), on_progress)
+    prefill_by(forward, cache, prompt.len(), on_progress)
 }
 
 /// Checked token ids, int32 `[1, L]`.

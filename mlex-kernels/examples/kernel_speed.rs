@@ -155,7 +155,8 @@ fn step(filter: &str) {
 fn attention_step(filter: &str) {
     let (q_heads, kv_heads, dim) = (9, 3, 64);
     for length in [16, 128, 640, 4096] {
-        let copies = 30;
+        // More than a cache holds: between two steps of a layer the weights are read.
+        let copies = (96 << 20) / (kv_heads * length * dim * 4);
         let brain = |n: usize| -> Vec<half::bf16> {
             noise(n).into_iter().map(half::bf16::from_f32).collect()
         };

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use half::{bf16, f16};
 
 use crate::simd::rows::Widen;
+use crate::simd::scratch::Buffer;
 use crate::simd::{Level, Vector};
 
 /// An element type of activations: [`f32`], [`struct@f16`] or [`bf16`]. Kernels compute in f32.
@@ -83,15 +84,28 @@ impl<'a> Floats<'a> {
 
     /// All elements in f32; borrowed where they are.
     pub(crate) fn widened(&self) -> Cow<'a, [f32]> {
-        fn widen<T: Element>(from: &[T]) -> Cow<'static, [f32]> {
-            let mut to = vec![0.0; from.len()];
-            Level::current().dispatch(Widen { from, to: &mut to });
-            Cow::Owned(to)
+        if let Self::F32(s) = self {
+            return Cow::Borrowed(s);
+        }
+        let mut memory = Buffer::default();
+        Cow::Owned(self.widened_in(&mut memory).to_vec())
+    }
+
+    /// All elements in f32: where they are, or in `memory`.
+    pub(crate) fn widened_in<'b>(&self, memory: &'b mut Buffer) -> &'b [f32]
+    where
+        'a: 'b,
+    {
+        fn widen<'b, T: Element>(from: &[T], memory: &'b mut Buffer) -> &'b [f32] {
+            let to = &mut memory.floats(from.len())[..from.len()];
+            let wide = &mut *to;
+            Level::current().dispatch(Widen { from, to: wide });
+            to
         }
         match self {
-            Self::F32(s) => Cow::Borrowed(s),
-            Self::F16(s) => widen(s),
-            Self::Bf16(s) => widen(s),
+            Self::F32(s) => s,
+            Self::F16(s) => widen(s, memory),
+            Self::Bf16(s) => widen(s, memory),
         }
     }
 

@@ -1,8 +1,8 @@
 //! Normalization of rows.
 
 use crate::error::{check, check_len};
-use crate::simd::Level;
 use crate::simd::elementwise::{Add, Norm};
+use crate::simd::{Level, scratch};
 use crate::threads::{Rows, parallel_chunks, parallel_for};
 use crate::{Element, Floats, Result};
 
@@ -64,7 +64,6 @@ pub fn add_rms_norm<T: Element>(
         return Ok(());
     }
     let level = Level::current();
-    let weight = weight.widened();
     let factor = T::from_f32(residual_scale).to_f32();
     let rows = TASK.div_ceil(size);
     let (count, sums, normeds) = (
@@ -72,27 +71,30 @@ pub fn add_rms_norm<T: Element>(
         Rows::new(sum, size),
         Rows::new(normed, size),
     );
-    parallel_for(count.div_ceil(rows), |task| {
-        for row in task * rows..((task + 1) * rows).min(count) {
-            let range = row * size..(row + 1) * size;
-            let (sum, normed) = (sums.take(row), normeds.take(row));
-            level.dispatch(Add {
-                x: &x[range.clone()],
-                residual: &residual[range],
-                factor,
-                gain: 1.0,
-                sum,
-            });
-            level.dispatch(Norm {
-                x: sum,
-                out: normed,
-                size,
-                weight: &weight,
-                bias: &[],
-                eps,
-                centered: false,
-            });
-        }
+    scratch::with(0, |[memory, ..]| {
+        let weight = weight.widened_in(memory);
+        parallel_for(count.div_ceil(rows), |task| {
+            for row in task * rows..((task + 1) * rows).min(count) {
+                let range = row * size..(row + 1) * size;
+                let (sum, normed) = (sums.take(row), normeds.take(row));
+                level.dispatch(Add {
+                    x: &x[range.clone()],
+                    residual: &residual[range],
+                    factor,
+                    gain: 1.0,
+                    sum,
+                });
+                level.dispatch(Norm {
+                    x: sum,
+                    out: normed,
+                    size,
+                    weight,
+                    bias: &[],
+                    eps,
+                    centered: false,
+                });
+            }
+        });
     });
     Ok(())
 }
@@ -117,21 +119,20 @@ fn norm<T: Element>(
         return Ok(());
     }
     let level = Level::current();
-    let (weight, bias) = (weight.map(|w| w.widened()), bias.map(|b| b.widened()));
-    let (weight, bias) = (
-        weight.as_deref().unwrap_or(&[]),
-        bias.as_deref().unwrap_or(&[]),
-    );
-    parallel_chunks(out, TASK.div_ceil(size) * size, |first, out| {
-        let x = &x[first..first + out.len()];
-        level.dispatch(Norm {
-            x,
-            out,
-            size,
-            weight,
-            bias,
-            eps,
-            centered,
+    scratch::with(0, |[first, second, ..]| {
+        let weight = weight.map_or(&[][..], |weight| weight.widened_in(first));
+        let bias = bias.map_or(&[][..], |bias| bias.widened_in(second));
+        parallel_chunks(out, TASK.div_ceil(size) * size, |first, out| {
+            let x = &x[first..first + out.len()];
+            level.dispatch(Norm {
+                x,
+                out,
+                size,
+                weight,
+                bias,
+                eps,
+                centered,
+            });
         });
     });
     Ok(())

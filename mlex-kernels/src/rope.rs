@@ -1,12 +1,15 @@
 //! Rotary position embeddings.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use smallvec::SmallVec;
+
 use crate::attention::Heads;
 use crate::error::{check, check_len, product};
-use crate::simd::Level;
 use crate::simd::elementwise::Rotate;
+use crate::simd::{Kernel, Level, Simd};
 use crate::threads::parallel_chunks;
 use crate::{Element, Result};
 
@@ -121,38 +124,70 @@ pub fn rope<T: Element>(
         out.len(),
     )?;
     let half = dims / 2;
-    let inverse = match frequencies {
+    let inverse: Cow<'_, [f32]> = match frequencies {
         Frequencies::Base(base) => {
             let step = base.ln() / half as f32;
             (0..half).map(|i| (-(i as f32) * step).exp()).collect()
         }
         Frequencies::Inverse(inverse) => {
             check_len("rope: frequencies", half, inverse.len())?;
-            inverse.to_vec()
+            Cow::Borrowed(inverse)
         }
     };
     if out.is_empty() {
         return Ok(());
     }
-    let tables: Vec<Rc<Table>> = offsets
+    let tables: SmallVec<[Rc<Table>; 4]> = offsets
         .iter()
         .map(|&offset| table(&inverse, scale, offset, length))
         .collect();
-    let tables: Vec<(&[f32], &[f32])> = tables.iter().map(|t| (&t.cos[..], &t.sin[..])).collect();
+    let tables: SmallVec<[(&[f32], &[f32]); 4]> =
+        tables.iter().map(|t| (&t.cos[..], &t.sin[..])).collect();
     let level = Level::current();
     parallel_chunks(out, TASK.div_ceil(dim) * dim, |first, out| {
-        for (i, out) in out.chunks_exact_mut(dim).enumerate() {
-            let row = first / dim + i;
+        level.dispatch(Turn {
+            x,
+            sizes: [heads, length, dim],
+            first: first / dim,
+            out,
+            tables: &tables,
+            half,
+            neighbours: traditional,
+        });
+    });
+    Ok(())
+}
+
+/// Vectors from the `first` on, each turned by its position.
+struct Turn<'a, T> {
+    x: Heads<'a, T>,
+    /// Heads, positions, and the size of a vector.
+    sizes: [usize; 3],
+    first: usize,
+    out: &'a mut [T],
+    /// Cosines and sines, for all sequences or for each.
+    tables: &'a [(&'a [f32], &'a [f32])],
+    half: usize,
+    neighbours: bool,
+}
+
+impl<T: Element> Kernel for Turn<'_, T> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let ([heads, length, dim], half) = (self.sizes, self.half);
+        for (i, out) in self.out.chunks_exact_mut(dim).enumerate() {
+            let row = self.first + i;
             let (b, h, l) = (row / (heads * length), row / length % heads, row % length);
-            let (cos, sin) = tables[if tables.len() == 1 { 0 } else { b }];
-            level.dispatch(Rotate {
-                x: &x.at(b, h, l)[..dim],
+            let (cos, sin) = self.tables[if self.tables.len() == 1 { 0 } else { b }];
+            let turn = Rotate {
+                x: &self.x.at(b, h, l)[..dim],
                 out,
                 cos: &cos[l * half..(l + 1) * half],
                 sin: &sin[l * half..(l + 1) * half],
-                neighbours: traditional,
-            });
+                neighbours: self.neighbours,
+            };
+            turn.run(s);
         }
-    });
-    Ok(())
+    }
 }

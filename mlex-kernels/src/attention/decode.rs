@@ -1,13 +1,26 @@
 //! Attention of a few queries: every key and value is read once for all queries that share
 //! it, and the positions are split over the threads.
 
+#[cfg(target_arch = "x86_64")]
+use half::bf16;
+
 use super::Job;
 use super::packed::Vectors;
 use crate::Element;
-use crate::simd::attention::{DECODE_KEYS, Decode, NO_SCORE};
-use crate::simd::rows::{Narrow, Widen};
-use crate::simd::{Level, scratch};
+use crate::simd::attention::NO_SCORE;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::decode::brain_scores;
+use crate::simd::decode::{DECODE_KEYS, Merge, Scores, Weigh};
+use crate::simd::rows::Widen;
+use crate::simd::scratch::{self, Buffer};
+use crate::simd::{Kind, Level, Vector};
 use crate::threads::{Rows, parallel_chunks, threads};
+
+/// The least keys of a piece.
+const PIECE: usize = 64;
+
+/// Pieces are whole multiples of this.
+const STEP: usize = 16;
 
 pub(super) fn run<T: Element, S: Vectors>(job: &Job<'_, T, S>, out: &Rows<'_, T>) {
     let level = Level::current();
@@ -20,13 +33,12 @@ pub(super) fn run<T: Element, S: Vectors>(job: &Job<'_, T, S>, out: &Rows<'_, T>
     // The keys that any query sees; with a window that is not all of them.
     let start = job.visible(0).0;
     let end = job.visible(shape.q_len - 1).1.max(start);
-    let blocks = (end - start).div_ceil(DECODE_KEYS);
     let heads = batch * kv_heads;
-    // Enough pieces for all threads, of at least one block.
-    let splits = (2 * threads()).div_ceil(heads).min(blocks).max(1);
-    let splits = if threads() == 1 { 1 } else { splits };
-    let per_split = blocks.div_ceil(splits).max(1);
-    let splits = blocks.div_ceil(per_split).max(1);
+    let splits = splits(end - start, heads);
+    let per_split = (end - start)
+        .div_ceil(splits)
+        .next_multiple_of(STEP)
+        .max(STEP);
 
     let part = rows * (2 + v);
     scratch::with(0, |[buffer, _, _, _]| {
@@ -44,31 +56,20 @@ pub(super) fn run<T: Element, S: Vectors>(job: &Job<'_, T, S>, out: &Rows<'_, T>
                 state.copy_from_slice(&sink.map_or([NO_SCORE, 0.0], |sinks| [sinks[head], 1.0]));
             }
             scratch::with(1, |[queries, scores, keys, values]| {
-                let queries = &mut queries.floats(rows * d)[..rows * d];
-                for (r, to) in queries.chunks_exact_mut(d).enumerate() {
-                    let (query, head) = (r / group, h * group + r % group);
-                    level.dispatch(Widen {
-                        from: &job.q.at(b, head, query)[..d],
-                        to,
-                    });
-                    to.iter_mut().for_each(|x| *x *= job.options.scale);
-                }
+                let queries = Queries::new(job, level, [b, h], queries);
                 let scores = scores.floats(rows * DECODE_KEYS);
-                for block in split * per_split..((split + 1) * per_split).min(blocks) {
-                    let key = start + block * DECODE_KEYS;
+                let end = end.min(start + (split + 1) * per_split);
+                for key in (start + split * per_split..end).step_by(DECODE_KEYS) {
                     let count = DECODE_KEYS.min(end - key);
                     fill_biases(job, scores, b, h, key, count);
-                    let (keys, key_stride) = job.k.block(level, [b, h, key], count, d, keys);
-                    let (values, value_stride) = job.v.block(level, [b, h, key], count, v, values);
-                    level.dispatch(Decode {
-                        queries,
+                    let (keys, stride) = job.k.block(level, [b, h, key], count, d, keys);
+                    queries.score([rows, d, count], (keys, stride), job.options.scale, scores);
+                    let (values, stride) = job.v.block(level, [b, h, key], count, v, values);
+                    level.dispatch(Weigh {
                         rows,
-                        head_dim: d,
                         value_dim: v,
-                        keys,
-                        key_stride,
                         values,
-                        value_stride,
+                        stride,
                         count,
                         scores,
                         state,
@@ -78,21 +79,96 @@ pub(super) fn run<T: Element, S: Vectors>(job: &Job<'_, T, S>, out: &Rows<'_, T>
             });
         });
         debug_assert!(end <= kv_len);
-        let mut sum = vec![0.0; v];
         for head in 0..heads {
-            let parts = &parts[head * splits * part..][..splits * part];
-            for r in 0..rows {
-                merge(parts.chunks_exact(part), rows, r, &mut sum);
-                let (query, q_head) = (r / group, head % kv_heads * group + r % group);
-                let to = out.take(job.output_row(head / kv_heads, q_head, query));
-                level.dispatch(Narrow {
-                    from: &sum,
-                    bias: &[],
-                    to,
+            let pieces = &parts[head * splits * part..][..splits * part];
+            for row in 0..rows {
+                let (query, q_head) = (row / group, head % kv_heads * group + row % group);
+                level.dispatch(Merge {
+                    pieces,
+                    piece: part,
+                    rows,
+                    row,
+                    to: out.take(job.output_row(head / kv_heads, q_head, query)),
                 });
             }
         }
     });
+}
+
+/// In how many pieces the keys of each head are cut: such that all threads have as much to do.
+fn splits(keys: usize, heads: usize) -> usize {
+    let threads = threads();
+    if threads == 1 {
+        return 1;
+    }
+    let most = keys.div_ceil(PIECE).max(1);
+    let least = (2 * threads).div_ceil(heads).min(most);
+    // The same number of pieces for each thread, where a few more give that.
+    (least..least + threads)
+        .find(|splits| (splits * heads).is_multiple_of(threads))
+        .map_or(least, |splits| splits.min(most))
+}
+
+/// The queries of a head of keys, `[rows, D]`, as the scores read them.
+enum Queries<'a> {
+    Wide(Level, &'a [f32]),
+    /// For keys in bfloat16, at a level that multiplies those.
+    #[cfg(target_arch = "x86_64")]
+    Brain(&'a [bf16]),
+}
+
+impl<'a> Queries<'a> {
+    fn new<T: Element, S: Vectors>(
+        job: &Job<'_, T, S>,
+        level: Level,
+        [batch, kv_head]: [usize; 2],
+        memory: &'a mut Buffer,
+    ) -> Self {
+        let (group, d) = (job.group(), job.shape.head_dim);
+        let count = group * job.shape.q_len * d;
+        let row = |r: usize| &job.q.at(batch, kv_head * group + r % group, r / group)[..d];
+        #[cfg(target_arch = "x86_64")]
+        if level == Level::Avx512Dot && S::Element::KIND == Kind::Bf16 {
+            let to = &mut memory.brains(count)[..count];
+            for (r, to) in to.chunks_exact_mut(d).enumerate() {
+                // Keys in bfloat16 are of queries in bfloat16.
+                to.copy_from_slice(scratch::as_brains(row(r)));
+            }
+            return Self::Brain(to);
+        }
+        let to = &mut memory.floats(count)[..count];
+        for (r, to) in to.chunks_exact_mut(d).enumerate() {
+            level.dispatch(Widen { from: row(r), to });
+        }
+        Self::Wide(level, to)
+    }
+
+    /// Adds `scale * (q . k)` to the scores of `count` keys, which are `stride` apart.
+    fn score<K: Vector>(
+        &self,
+        [rows, d, count]: [usize; 3],
+        (keys, stride): (&[K], usize),
+        scale: f32,
+        scores: &mut [f32],
+    ) {
+        match self {
+            Self::Wide(level, queries) => level.dispatch(Scores {
+                queries,
+                rows,
+                head_dim: d,
+                scale,
+                keys,
+                stride,
+                count,
+                scores,
+            }),
+            #[cfg(target_arch = "x86_64")]
+            Self::Brain(queries) => {
+                let keys = scratch::as_brains(keys);
+                brain_scores(queries, [rows, d, count], scale, keys, stride, scores)
+            }
+        }
+    }
 }
 
 /// What the mask adds to the scores of a block of keys.
@@ -122,31 +198,4 @@ fn fill_biases<T, S>(
         scores[..first.saturating_sub(key).min(count)].fill(hidden);
         scores[end.saturating_sub(key).min(count)..count].fill(hidden);
     }
-}
-
-/// The result of row `r` from its pieces: each its largest score, sum of weights, and sum.
-fn merge<'a>(
-    parts: impl Iterator<Item = &'a [f32]> + Clone,
-    rows: usize,
-    r: usize,
-    out: &mut [f32],
-) {
-    let v = out.len();
-    let largest = parts
-        .clone()
-        .map(|part| part[2 * r])
-        .fold(NO_SCORE, f32::max);
-    out.fill(0.0);
-    let mut total = 0.0;
-    for part in parts {
-        let factor = (part[2 * r] - largest).exp();
-        total += factor * part[2 * r + 1];
-        for (out, x) in out.iter_mut().zip(&part[2 * rows + r * v..]) {
-            *out += factor * x;
-        }
-    }
-    let factor = if total > 0.0 { 1.0 / total } else { 0.0 };
-    // A NaN score makes the total NaN, and so the output.
-    let factor = if total.is_nan() { f32::NAN } else { factor };
-    out.iter_mut().for_each(|x| *x *= factor);
 }

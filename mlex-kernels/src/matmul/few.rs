@@ -5,6 +5,7 @@
 use std::ops::Range;
 
 use half::{bf16, f16};
+use smallvec::SmallVec;
 
 use crate::Element;
 use crate::simd::elementwise::{Gate, NarrowGated};
@@ -120,7 +121,7 @@ fn run_form<T: Element>(
     parts: &[Part<'_>],
     form: Form,
 ) {
-    let mut arrays: Vec<Columns<'_, T>> = outputs
+    let mut arrays: SmallVec<[Columns<'_, T>; 4]> = outputs
         .iter_mut()
         .zip(parts)
         .map(|(data, part)| Columns {
@@ -131,7 +132,7 @@ fn run_form<T: Element>(
         })
         .collect();
     // The rows of all activations, one after another.
-    let starts: Vec<usize> = xs
+    let starts: SmallVec<[usize; 4]> = xs
         .iter()
         .scan(0, |next, x| {
             let start = *next;
@@ -285,7 +286,7 @@ impl<'a> Prepared<'a> {
             use crate::simd::dot::Activations;
             // None where a number is not finite, which f32 products pass on.
             if Activations::finite(wide) {
-                prepared.digits = Some(Activations::new(wide, like, count, first, second, third));
+                prepared.digits = Some(Activations::new(wide, like, count, [first, second, third]));
                 return prepared;
             }
             first

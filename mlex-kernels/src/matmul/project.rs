@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use smallvec::SmallVec;
+
 use super::few::{self, Operand, Part, Side};
 use super::quantized::{Then, rows_of};
 use super::{Block, Linear, Precision, QuantizedWeight, dense, is_few, quantized};
@@ -123,7 +125,7 @@ pub fn project<T: Element>(
         check_len("project: columns", k, weight.k())?;
         rows = weight.check(y, x)?;
     }
-    let biases: Vec<_> = weights.iter().map(Projection::bias).collect();
+    let biases: SmallVec<[_; 4]> = weights.iter().map(Projection::bias).collect();
     if k == 0 || is_many(rows) {
         for ((weight, y), bias) in weights.iter().zip(outputs).zip(&biases) {
             if !y.is_empty() {
@@ -132,7 +134,7 @@ pub fn project<T: Element>(
         }
         return Ok(());
     }
-    let parts: Vec<Part<'_>> = weights
+    let parts: SmallVec<[Part<'_>; 4]> = weights
         .iter()
         .zip(&biases)
         .map(|(weight, bias)| Part {
@@ -220,7 +222,7 @@ pub fn expect_projections(weights: &[Projection<'_>], gated: bool) {
         }
         _ => {
             let parts = weights.iter().map(|weight| part(weight, None));
-            few::expect(k, &parts.collect::<Vec<_>>());
+            few::expect(k, &parts.collect::<SmallVec<[_; 4]>>());
         }
     }
 }

@@ -97,13 +97,7 @@ impl Simd for Avx512 {
             for (i, row) in rows.iter_mut().enumerate() {
                 *row = _mm512_loadu_ps(from.add(i * 16));
             }
-            let mut rows = transpose16(rows);
-            for half in [8, 4, 2, 1] {
-                for i in 0..half {
-                    rows[i] = _mm512_add_ps(rows[i], rows[i + half]);
-                }
-            }
-            rows[0]
+            sum16(rows)
         }
     }
     #[inline(always)]
@@ -231,3 +225,52 @@ pub(super) unsafe fn transpose16(r: [__m512; 16]) -> [__m512; 16] {
         out
     }
 }
+
+/// Folds each of 16 vectors to one number, by an operation on two vectors at a time.
+macro_rules! fold16 {
+    ($(#[$doc:meta])* $name:ident, $op:ident) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// The CPU has AVX-512 F.
+        #[inline(always)]
+        pub(super) unsafe fn $name(r: [__m512; 16]) -> __m512 {
+            // SAFETY: the caller's promise.
+            unsafe {
+                // The halves of each 128-bit lane, of two vectors at a time ..
+                let mut two = [_mm512_setzero_ps(); 8];
+                for (i, two) in two.iter_mut().enumerate() {
+                    let (a, b) = (r[2 * i], r[2 * i + 1]);
+                    *two = $op(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+                }
+                // .. what is left of each lane, of four ..
+                let mut four = [_mm512_setzero_ps(); 4];
+                for (i, four) in four.iter_mut().enumerate() {
+                    let (a, b) = (two[2 * i], two[2 * i + 1]);
+                    let even = _mm512_shuffle_ps::<0x44>(a, b);
+                    *four = $op(even, _mm512_shuffle_ps::<0xee>(a, b));
+                }
+                // .. and the lanes.
+                let mut eight = [_mm512_setzero_ps(); 2];
+                for (i, eight) in eight.iter_mut().enumerate() {
+                    let (a, b) = (four[2 * i], four[2 * i + 1]);
+                    let even = _mm512_shuffle_f32x4::<0x88>(a, b);
+                    *eight = $op(even, _mm512_shuffle_f32x4::<0xdd>(a, b));
+                }
+                let even = _mm512_shuffle_f32x4::<0x88>(eight[0], eight[1]);
+                $op(even, _mm512_shuffle_f32x4::<0xdd>(eight[0], eight[1]))
+            }
+        }
+    };
+}
+
+fold16!(
+    /// The sum of each of 16 vectors.
+    sum16,
+    _mm512_add_ps
+);
+fold16!(
+    /// The largest of each of 16 vectors.
+    max16,
+    _mm512_max_ps
+);

@@ -19,6 +19,7 @@ mod neon;
 mod portable;
 
 pub(crate) mod conv;
+pub(crate) mod decode;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod dot;
 pub(crate) mod elementwise;

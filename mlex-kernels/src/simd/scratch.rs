@@ -2,6 +2,12 @@
 
 use std::cell::Cell;
 
+#[cfg(target_arch = "x86_64")]
+use half::bf16;
+
+#[cfg(target_arch = "x86_64")]
+use super::{Kind, Vector};
+
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
@@ -28,6 +34,28 @@ impl Buffer {
         // SAFETY: aligned to 64, `4 * length` bytes long, and any bits are an f32.
         unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), length) }
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Buffer {
+    /// `length` bfloat16, rounded up to whole cache lines.
+    pub(crate) fn brains(&mut self, length: usize) -> &mut [bf16] {
+        let bytes = self.bytes(length * 2);
+        let length = bytes.len() / 2;
+        // SAFETY: aligned to 64, `2 * length` bytes long, and any bits are a bfloat16.
+        unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), length) }
+    }
+}
+
+/// A slice of bfloat16 under the name of its element type.
+///
+/// # Panics
+/// When the type is another one.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn as_brains<T: Vector>(slice: &[T]) -> &[bf16] {
+    assert_eq!(T::KIND, Kind::Bf16);
+    // SAFETY: the one type of this kind is bfloat16.
+    unsafe { std::slice::from_raw_parts(slice.as_ptr().cast(), slice.len()) }
 }
 
 /// The buffers of one use.

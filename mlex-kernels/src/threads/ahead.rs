@@ -37,6 +37,8 @@ struct Array {
 #[derive(Default)]
 struct Part {
     tasks: AtomicUsize,
+    /// How many arrays there are.
+    count: AtomicUsize,
     arrays: [Array; ARRAYS],
 }
 
@@ -48,6 +50,8 @@ struct Part {
 pub(super) struct Notes {
     /// Another one for each note.
     version: AtomicU64,
+    /// How many parts there are.
+    count: AtomicUsize,
     parts: [Part; PARTS],
 }
 
@@ -67,15 +71,25 @@ pub(super) struct Progress {
 impl Notes {
     /// Replaces what is noted; `version` was not used before, and is not 0.
     pub(super) fn set<'a>(&self, upcoming: impl Iterator<Item = Upcoming<'a>>, version: u64) {
-        let nothing = std::iter::repeat(Upcoming::default());
-        for (part, from) in self.parts.iter().zip(upcoming.chain(nothing)) {
-            part.tasks.store(from.tasks, Ordering::Relaxed);
-            for (array, (bytes, size)) in part.arrays.iter().zip(from.arrays) {
+        // What is not written costs nothing: each line is fetched from the thread that read it.
+        let mut parts = 0;
+        for (part, from) in self.parts.iter().zip(upcoming) {
+            let used = from
+                .arrays
+                .iter()
+                .take_while(|(bytes, _)| !bytes.is_empty());
+            let mut count = 0;
+            for (array, (bytes, size)) in part.arrays.iter().zip(used) {
                 let start = bytes.as_ptr().cast_mut();
                 array.start.store(start, Ordering::Relaxed);
-                array.task_bytes.store(size, Ordering::Relaxed);
+                array.task_bytes.store(*size, Ordering::Relaxed);
+                count += 1;
             }
+            part.tasks.store(from.tasks, Ordering::Relaxed);
+            part.count.store(count, Ordering::Relaxed);
+            parts += 1;
         }
+        self.count.store(parts, Ordering::Relaxed);
         self.version.store(version, Ordering::Release);
     }
 
@@ -98,9 +112,13 @@ impl Notes {
         true
     }
 
+    fn parts(&self) -> impl Iterator<Item = &Part> {
+        self.parts.iter().take(self.count.load(Ordering::Relaxed))
+    }
+
     /// The first of the tasks that are the thread's own.
     fn first(&self, version: u64, thread: usize, threads: usize) -> Progress {
-        let counts = || self.parts.iter().map(|p| p.tasks.load(Ordering::Relaxed));
+        let counts = || self.parts().map(|part| part.tasks.load(Ordering::Relaxed));
         let mut task = counts().sum::<usize>() * thread / threads.max(1);
         let mut progress = Progress {
             version,
@@ -119,7 +137,7 @@ impl Notes {
 
     fn ask_line(&self, progress: &mut Progress) -> bool {
         while progress.asked < BUDGET {
-            let Some(part) = self.parts.get(progress.part) else {
+            let Some(part) = self.parts().nth(progress.part) else {
                 return false;
             };
             if progress.task >= part.tasks.load(Ordering::Relaxed) {
@@ -127,7 +145,9 @@ impl Notes {
                 progress.task = 0;
                 continue;
             }
-            let Some(array) = part.arrays.get(progress.array) else {
+            let count = part.count.load(Ordering::Relaxed);
+            let mut arrays = part.arrays.iter().take(count);
+            let Some(array) = arrays.nth(progress.array) else {
                 progress.array = 0;
                 progress.task += 1;
                 continue;

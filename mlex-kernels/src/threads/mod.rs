@@ -29,6 +29,9 @@ pub(crate) use tiles::{
 const SPIN: Duration = Duration::from_micros(50);
 const YIELD: Duration = Duration::from_millis(2);
 
+/// How often a worker looks for a job before it asks what time it is.
+const LOOKS: u32 = 16;
+
 /// The most threads.
 const MAX_THREADS: usize = 256;
 
@@ -40,6 +43,7 @@ const JOINED: u64 = CLOSED - 1;
 type Task<'a> = dyn Fn(usize) + Sync + 'a;
 
 /// The job that is open, or the last one. Only read by a worker that joined.
+#[derive(Clone, Copy)]
 struct Job {
     task: *const Task<'static>,
     /// How many threads the tasks are cut for.
@@ -47,28 +51,35 @@ struct Job {
 }
 
 /// Own cache line: these are written by all threads.
+#[derive(Default)]
 #[repr(align(128))]
 struct Line<T>(T);
 
-struct Pool {
+/// What waiting workers look at. One line of the cache, so that a job is seen at once.
+struct Open {
     /// Job number in the high half, then [`CLOSED`] and [`JOINED`].
-    state: Line<AtomicU64>,
+    state: AtomicU64,
+    /// The first bit says which of the notes is of the job after the open one (or the last);
+    /// the other is that of the job after that.
+    turn: AtomicUsize,
+    job: UnsafeCell<Job>,
+}
+
+struct Pool {
+    open: Line<Open>,
     /// For each thread, the tasks that are its own: the next in the low half, the end in the
     /// high half. Its own tasks follow each other, so that what they read is one stretch of
     /// memory; who has none left takes the last of another.
     ranges: Box<[Line<AtomicU64>]>,
-    /// How many of the workers that joined are done.
+    /// How many workers are done with a job that they joined, over all jobs.
     finished: Line<AtomicUsize>,
-    job: UnsafeCell<Job>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
-    /// What the job reads that follows the open one (or the last), and what was noted for the
-    /// one after that. The first bit of `turn` says which of the two is which.
-    notes: [Notes; 2],
-    turn: AtomicUsize,
+    /// What jobs read.
+    notes: [Line<Notes>; 2],
     /// Whether something was noted since the last job was opened.
-    noted: AtomicBool,
+    noted: Line<AtomicBool>,
     /// Threads to use, the caller included.
-    limit: AtomicUsize,
+    limit: Line<AtomicUsize>,
     /// Held by the caller whose job is open.
     callers: Mutex<Callers>,
 }
@@ -76,6 +87,8 @@ struct Pool {
 #[derive(Default)]
 struct Callers {
     workers: Vec<Worker>,
+    /// How many workers have joined a job, over all jobs.
+    joined: usize,
     /// What callers have asked for while they waited.
     progress: Progress,
 }
@@ -102,18 +115,20 @@ fn pool() -> &'static Pool {
     static POOL: OnceLock<Pool> = OnceLock::new();
     fn nothing(_: usize) {}
     POOL.get_or_init(|| Pool {
-        state: Line(AtomicU64::new(CLOSED)),
-        ranges: (0..MAX_THREADS).map(|_| Line(AtomicU64::new(0))).collect(),
-        finished: Line(AtomicUsize::new(0)),
-        job: UnsafeCell::new(Job {
-            task: &nothing as &Task<'static>,
-            threads: 0,
+        open: Line(Open {
+            state: AtomicU64::new(CLOSED),
+            turn: AtomicUsize::new(0),
+            job: UnsafeCell::new(Job {
+                task: &nothing as &Task<'static>,
+                threads: 0,
+            }),
         }),
+        ranges: (0..MAX_THREADS).map(|_| Line(AtomicU64::new(0))).collect(),
+        finished: Line::default(),
         panic: Mutex::new(None),
         notes: Default::default(),
-        turn: AtomicUsize::new(0),
-        noted: AtomicBool::new(false),
-        limit: AtomicUsize::new(physical_cores().min(MAX_THREADS)),
+        noted: Line::default(),
+        limit: Line(AtomicUsize::new(physical_cores().min(MAX_THREADS))),
         callers: Mutex::default(),
     })
 }
@@ -125,14 +140,13 @@ pub fn set_threads(threads: usize) {
     } else {
         threads
     };
-    pool()
-        .limit
-        .store(threads.min(MAX_THREADS), Ordering::Relaxed);
+    let threads = threads.min(MAX_THREADS);
+    pool().limit.0.store(threads, Ordering::Relaxed);
 }
 
 /// How many threads kernels use, the calling one included.
 pub fn threads() -> usize {
-    pool().limit.load(Ordering::Relaxed)
+    pool().limit.0.load(Ordering::Relaxed)
 }
 
 /// The number of physical cores that this process may use, at least 1.
@@ -179,67 +193,70 @@ pub fn parallel_for(tasks: usize, task: impl Fn(usize) + Sync) {
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         Err(TryLockError::WouldBlock) => return (0..tasks).for_each(task),
     };
-    let Callers { workers, progress } = &mut *callers;
-    while workers.len() + 1 < threads {
-        match spawn(workers.len() + 1) {
-            Some(worker) => workers.push(worker),
+    while callers.workers.len() + 1 < threads {
+        match spawn(callers.workers.len() + 1) {
+            Some(worker) => callers.workers.push(worker),
             None => break,
         }
     }
-    let workers = &workers[..workers.len().min(threads - 1)];
-    pool.run(workers, tasks, &task, progress);
+    pool.run(&mut callers, threads, tasks, &task);
 }
 
 /// Notes what will be read by the job after the next one, so that threads that have nothing to
 /// do in between bring their part of it into their caches.
 pub(crate) fn expect<'a>(upcoming: impl Iterator<Item = Upcoming<'a>>) {
     let pool = pool();
-    let turn = pool.turn.load(Ordering::Relaxed);
+    let turn = pool.open.0.turn.load(Ordering::Relaxed);
     static VERSION: AtomicU64 = AtomicU64::new(1);
     let version = VERSION.fetch_add(1, Ordering::Relaxed);
-    pool.notes[(turn + 1) % 2].set(upcoming, version);
-    pool.noted.store(true, Ordering::Release);
+    pool.notes[(turn + 1) % 2].0.set(upcoming, version);
+    pool.noted.0.store(true, Ordering::Release);
 }
 
 impl Pool {
     /// Runs one job. The caller holds `callers`, so there is no other.
-    fn run(&self, workers: &[Worker], tasks: usize, task: &Task<'_>, progress: &mut Progress) {
+    fn run(&self, callers: &mut Callers, threads: usize, tasks: usize, task: &Task<'_>) {
+        let Open { state, turn, job } = &self.open.0;
+        let workers = &callers.workers[..callers.workers.len().min(threads - 1)];
         let threads = workers.len() + 1;
         // SAFETY: only the lifetime is changed. The pointer is used by workers that joined
         // this job, and this function does not return before all of them have finished.
         let task: *const Task<'static> = unsafe {
             std::mem::transmute::<*const Task<'_>, *const Task<'static>>(std::ptr::from_ref(task))
         };
-        // SAFETY: the last job is closed and its workers have finished (see `Sync`).
-        unsafe { *self.job.get() = Job { task, threads } };
         for (thread, range) in self.ranges.iter().enumerate().take(threads) {
             let start = tasks * thread / threads;
             let end = tasks * (thread + 1) / threads;
             let range_of = (end as u64) << 32 | start as u64;
             range.0.store(range_of, Ordering::Relaxed);
         }
-        self.finished.0.store(0, Ordering::Relaxed);
-        let number = (self.state.0.load(Ordering::Relaxed) >> 32).wrapping_add(1) & 0xffff_ffff;
-        self.state.0.store(number << 32, Ordering::SeqCst);
+        // SAFETY: the last job is closed and its workers have finished (see `Sync`).
+        unsafe { *job.get() = Job { task, threads } };
+        let number = (state.load(Ordering::Relaxed) >> 32).wrapping_add(1) & 0xffff_ffff;
+        state.store(number << 32, Ordering::SeqCst);
         for worker in workers {
             if worker.asleep.load(Ordering::SeqCst) && worker.asleep.swap(false, Ordering::SeqCst) {
                 worker.thread.unpark();
             }
         }
-        if self.noted.swap(false, Ordering::Acquire) {
-            self.turn.fetch_add(1, Ordering::Release);
+        // Only the holder of `callers` writes these two.
+        if self.noted.0.load(Ordering::Acquire) {
+            self.noted.0.store(false, Ordering::Relaxed);
+            let next = turn.load(Ordering::Relaxed).wrapping_add(1);
+            turn.store(next, Ordering::Release);
         }
 
         self.work(0);
 
-        let joined = (self.state.0.fetch_or(CLOSED, Ordering::SeqCst) & JOINED) as usize;
+        let joined = (state.fetch_or(CLOSED, Ordering::SeqCst) & JOINED) as usize;
+        callers.joined = callers.joined.wrapping_add(joined);
         let mut spins = 0u32;
-        while self.finished.0.load(Ordering::Acquire) != joined {
+        while self.finished.0.load(Ordering::Acquire) != callers.joined {
             spins += 1;
             // A worker that has lost its core needs ours.
             if spins.is_multiple_of(4096) {
                 thread::yield_now()
-            } else if !self.ask(progress, 0) {
+            } else if !self.ask(&mut callers.progress, 0) {
                 std::hint::spin_loop()
             }
         }
@@ -257,8 +274,8 @@ impl Pool {
     fn work(&self, thread: usize) {
         // SAFETY: called by the job's owner, and by workers that joined it.
         let (task, threads) = unsafe {
-            let job = &*self.job.get();
-            (&*job.task, job.threads)
+            let Job { task, threads } = *self.open.0.job.get();
+            (&*task, threads)
         };
         IN_TASK.set(true);
         let result = catch_unwind(AssertUnwindSafe(|| {
@@ -304,14 +321,12 @@ impl Pool {
 
     /// Joins the open job if there is one that this worker has not seen.
     fn join(&self, seen: &mut u64, index: usize) -> bool {
-        let state = self.state.0.load(Ordering::SeqCst);
+        let open = &self.open.0.state;
+        let state = open.load(Ordering::SeqCst);
         if state >> 32 == *seen || state & CLOSED != 0 || index >= threads() {
             return false;
         }
-        let joined =
-            self.state
-                .0
-                .compare_exchange(state, state + 1, Ordering::SeqCst, Ordering::Relaxed);
+        let joined = open.compare_exchange(state, state + 1, Ordering::SeqCst, Ordering::Relaxed);
         if joined.is_ok() {
             *seen = state >> 32;
         }
@@ -320,14 +335,15 @@ impl Pool {
 
     /// Asks for some of what the next job reads; `false` when there is nothing more.
     fn ask(&self, progress: &mut Progress, thread: usize) -> bool {
-        let turn = self.turn.load(Ordering::Acquire);
-        self.notes[turn % 2].ask(progress, thread, threads())
+        let turn = self.open.0.turn.load(Ordering::Acquire);
+        self.notes[turn % 2].0.ask(progress, thread, threads())
     }
 
     fn worker(&self, index: usize, asleep: &AtomicBool) {
         let mut seen = 0;
         let mut progress = Progress::default();
         let mut idle = Instant::now();
+        let mut looked = 0u32;
         loop {
             if self.join(&mut seen, index) {
                 self.work(index);
@@ -338,11 +354,14 @@ impl Pool {
             if self.ask(&mut progress, index) {
                 continue;
             }
+            looked = looked.wrapping_add(1);
+            if !looked.is_multiple_of(LOOKS) {
+                std::hint::spin_loop();
+                continue;
+            }
             let waited = idle.elapsed();
             if waited < SPIN {
-                for _ in 0..16 {
-                    std::hint::spin_loop();
-                }
+                std::hint::spin_loop();
             } else if waited < YIELD {
                 thread::yield_now();
             } else {
@@ -359,7 +378,7 @@ impl Pool {
     }
 
     fn join_pending(&self, seen: u64, index: usize) -> bool {
-        let state = self.state.0.load(Ordering::SeqCst);
+        let state = self.open.0.state.load(Ordering::SeqCst);
         state >> 32 != seen && state & CLOSED == 0 && index < threads()
     }
 }

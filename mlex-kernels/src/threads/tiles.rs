@@ -4,6 +4,8 @@
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use smallvec::SmallVec;
+
 use super::parallel_for;
 
 /// How an array of `[planes, rows, columns]` is cut into tiles, one task each.
@@ -191,7 +193,7 @@ pub(crate) fn parallel_columns<T: Send>(
         first: usize,
     }
     let mut tasks = 0;
-    let parts: Vec<Part<T>> = arrays
+    let parts: SmallVec<[Part<T>; 4]> = arrays
         .iter_mut()
         .map(|array| {
             assert!(array.tile_columns > 0);
@@ -232,7 +234,7 @@ pub(crate) fn parallel_columns<T: Send>(
 pub(crate) struct Rows<'a, T> {
     start: SendPtr<T>,
     length: usize,
-    taken: Vec<AtomicBool>,
+    taken: SmallVec<[AtomicBool; 16]>,
     data: PhantomData<&'a mut [T]>,
 }
 

@@ -172,10 +172,10 @@ impl Step for ProjectStep {
     ) -> mlex_core::Result<()> {
         let x = inputs[0];
         let parts = self.parts.iter().map(|part| part.projection(columns(&x)));
-        let weights = parts.collect::<mlex_core::Result<Vec<_>>>()?;
+        let weights = parts.collect::<mlex_core::Result<SmallVec<[_; 3]>>>()?;
         by_dtype!(x.dtype(), T => {
             let outputs = outputs.iter_mut().map(HostViewMut::as_mut_slice::<T>);
-            let mut outputs = outputs.collect::<mlex_core::Result<Vec<_>>>()?;
+            let mut outputs = outputs.collect::<mlex_core::Result<SmallVec<[_; 3]>>>()?;
             project(&mut outputs, x.as_slice::<T>()?, &weights, self.precision)
         })
         .map_err(kernel_error(self.name()))

@@ -392,7 +392,7 @@ impl HostOp for Node {
                 if index == announced {
                     announced = self.announce_after(index);
                 }
-                let mut targets = Vec::with_capacity(recorded.outputs.len());
+                let mut targets: SmallVec<[Held<'_>; 4]> = SmallVec::new();
                 for &slot in &recorded.outputs {
                     let mut target = std::mem::take(&mut held[slot]);
                     if matches!(target, Held::Nothing) {
@@ -404,12 +404,12 @@ impl HostOp for Node {
                     targets.push(target);
                 }
                 {
-                    let views: Vec<HostView<'_>> = recorded
+                    let views: SmallVec<[HostView<'_>; 6]> = recorded
                         .inputs
                         .iter()
                         .map(|&slot| held[slot].view())
                         .collect();
-                    let mut targets: Vec<HostViewMut<'_>> =
+                    let mut targets: SmallVec<[HostViewMut<'_>; 4]> =
                         targets.iter_mut().map(Held::view_mut).collect();
                     recorded.step.run(&views, &mut targets)?;
                 }

@@ -2,6 +2,7 @@
 
 use std::arch::x86_64::*;
 
+use super::super::avx512::{max16, sum16};
 use super::super::scratch::Buffer;
 use super::Weights;
 
@@ -103,10 +104,10 @@ fn block(w: &Weights<'_>) -> usize {
 }
 
 impl<'a> Activations<'a> {
-    /// Whether all values can be converted.
+    /// Whether all values (a multiple of 16) can be converted.
     pub(crate) fn finite(x: &[f32]) -> bool {
-        // Without a branch, so that it is done in vectors.
-        x.iter().fold(true, |all, x| all & x.is_finite())
+        // SAFETY: this is only asked at the level that has the instructions.
+        unsafe { finite(x) }
     }
 
     /// Converts rows of `w.k` finite values to `count` digits, 2 or 3.
@@ -114,9 +115,7 @@ impl<'a> Activations<'a> {
         x: &[f32],
         w: &Weights<'_>,
         count: usize,
-        digits: &'a mut Buffer,
-        lanes: &'a mut Buffer,
-        sums: &'a mut Buffer,
+        [digits, lanes, sums]: [&'a mut Buffer; 3],
     ) -> Self {
         let rows = x.len() / w.k;
         assert!((2..=3).contains(&count));
@@ -131,8 +130,16 @@ impl<'a> Activations<'a> {
             let digits = &mut digits[row * blocks * bytes..][..blocks * bytes];
             let lanes = &mut lanes[row * blocks * 16..][..blocks * 16];
             let sums = &mut sums[row * groups..][..groups];
-            // SAFETY: `Weights` are only used at the level that has the instructions.
-            unsafe { convert(x, w, count, digits, lanes, sums) };
+            // SAFETY: `Weights` are only used at the level that has the instructions; `k` is a
+            // multiple of 16, as all groups are.
+            unsafe {
+                group_sums(x, w.group, sums);
+                if nibbles(w) {
+                    convert::<true>(x, count, digits, lanes)
+                } else {
+                    convert::<false>(x, count, digits, lanes)
+                }
+            }
         }
         Self {
             digits,
@@ -146,69 +153,153 @@ impl<'a> Activations<'a> {
     }
 }
 
-/// Sums of each group of `x`, and zeros after them.
-///
 /// # Safety
 /// The CPU has the instructions.
+#[target_feature(enable = "avx512f,avx512dq")]
+unsafe fn finite(x: &[f32]) -> bool {
+    // Without the sign, bits in the order of the numbers: infinity and NaN are the largest.
+    let mut largest = _mm512_setzero_si512();
+    for x in x.chunks_exact(16) {
+        // SAFETY: a chunk is 16 values.
+        let x = _mm512_abs_ps(unsafe { _mm512_loadu_ps(x.as_ptr()) });
+        largest = _mm512_max_epu32(largest, _mm512_castps_si512(x));
+    }
+    let infinity = _mm512_castps_si512(_mm512_set1_ps(f32::INFINITY));
+    _mm512_cmplt_epu32_mask(largest, infinity) == 0xffff
+}
+
+/// Writes the digits of a row of `x`, and the scale of each 32 values to the lanes of their
+/// block.
+///
+/// # Safety
+/// The CPU has the instructions; the slices are as long as [`Activations::new`] makes them, and
+/// `x` is a multiple of 16 values.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn convert<const NIBBLES: bool>(
+    x: &[f32],
+    count: usize,
+    digits: &mut [u8],
+    lanes: &mut [f32],
+) {
+    let block = if NIBBLES { 128 } else { 64 };
+    let (bytes, last) = (block * count, x.len() / block);
+    // In 8 products of a nibble, or 4 of up to 6 bits, three digits stay below 2^31.
+    let limit = _mm512_set1_ps(LARGEST[count - 2]);
+    digits[last * bytes..].fill(0);
+    lanes[last * 16..].fill(0.0);
+    // Sixteen times 32 values at a time, so that their largest are one vector.
+    for (first, x) in x.chunks(512).enumerate() {
+        // SAFETY: loads are inside of the chunk, or masked; stores are 16 bytes in the 32
+        // columns of a block, of each digit.
+        unsafe {
+            let mut largest = [_mm512_setzero_ps(); 16];
+            for (largest, x) in largest.iter_mut().zip(x.chunks(32)) {
+                let [a, b] = load_32(x);
+                *largest = _mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b));
+            }
+            let largest = max16(largest);
+            // Below 2^-100 the factor could overflow; what is lost there is below any f32 sum.
+            let some = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(largest, _mm512_set1_ps(7.9e-31));
+            let mut factors = [0.0; 16];
+            let mut scales = [0.0; 16];
+            _mm512_storeu_ps(
+                factors.as_mut_ptr(),
+                _mm512_maskz_div_ps(some, limit, largest),
+            );
+            _mm512_storeu_ps(
+                scales.as_mut_ptr(),
+                _mm512_maskz_div_ps(some, largest, limit),
+            );
+            for (i, x) in x.chunks(32).enumerate() {
+                let k = first * 512 + i * 32;
+                let (at, inside) = (k / block, k % block);
+                let lane = at * 16 + inside * 16 / block;
+                lanes[lane..][..512 / block].fill(scales[i]);
+                let [a, b] = load_32(x);
+                let factor = _mm512_set1_ps(factors[i]);
+                let to = digits[at * bytes..][..bytes].as_mut_ptr();
+                if NIBBLES {
+                    // Low nibbles are even columns, high nibbles odd ones.
+                    let even = _mm512_permutex2var_ps(a, EVEN.vector(), b);
+                    let odd = _mm512_permutex2var_ps(a, ODD.vector(), b);
+                    write_digits(even, factor, count, to.add(inside / 2));
+                    write_digits(odd, factor, count, to.add(64 * count + inside / 2));
+                } else {
+                    write_digits(a, factor, count, to.add(inside));
+                    write_digits(b, factor, count, to.add(inside + 16));
+                }
+            }
+        }
+    }
+}
+
+/// Sixteen numbers of lanes.
+#[repr(align(64))]
+struct Lanes([i32; 16]);
+
+impl Lanes {
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn vector(&self) -> __m512i {
+        // SAFETY: sixteen numbers.
+        unsafe { _mm512_load_si512(self.0.as_ptr().cast()) }
+    }
+}
+
+static EVEN: Lanes = Lanes([0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30]);
+static ODD: Lanes = Lanes([1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31]);
+
+/// The 32 values of `x`, or 16 and zeros.
+///
+/// # Safety
+/// The CPU has the instructions; `x` has 16 values at least.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn load_32(x: &[f32]) -> [__m512; 2] {
+    // SAFETY: the first 16 are there, and the others where it is said.
+    unsafe {
+        let first = _mm512_loadu_ps(x.as_ptr());
+        match x.len() {
+            32.. => [first, _mm512_loadu_ps(x.as_ptr().add(16))],
+            _ => [first, _mm512_setzero_ps()],
+        }
+    }
+}
+
+/// Writes `x * factor` as `count` digits, the most significant first, 64 bytes apart.
+///
+/// # Safety
+/// The CPU has the instructions, and there is room for 16 bytes of each digit.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn write_digits(x: __m512, factor: __m512, count: usize, to: *mut u8) {
+    let half = _mm512_set1_epi32(128);
+    let mut v = _mm512_cvtps_epi32(_mm512_mul_ps(x, factor));
+    for d in (0..count).rev() {
+        // SAFETY: the caller's promise.
+        unsafe { _mm_storeu_si128(to.add(64 * d).cast(), _mm512_cvtepi32_epi8(v)) };
+        // The low byte is a signed digit; what it was rounded by is carried on.
+        v = _mm512_srai_epi32::<8>(_mm512_add_epi32(v, half));
+    }
+}
+
+/// Sums of each group of `x`, and zeros after them; `sums` is a multiple of 16.
+///
+/// # Safety
+/// The CPU has the instructions, and `x` is a multiple of 16 values.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
 pub(super) unsafe fn group_sums(x: &[f32], group: usize, sums: &mut [f32]) {
     let mut groups = x.chunks_exact(group);
-    for sum in sums {
-        let mut total = _mm512_setzero_ps();
-        for x in groups.next().unwrap_or(&[]).chunks_exact(16) {
-            // SAFETY: a chunk is 16 values.
-            total = _mm512_add_ps(total, unsafe { _mm512_loadu_ps(x.as_ptr()) });
-        }
-        *sum = _mm512_reduce_add_ps(total);
-    }
-}
-
-/// # Safety
-/// The CPU has the instructions; the slices are as long as [`Activations::new`] makes them.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn convert(
-    x: &[f32],
-    w: &Weights<'_>,
-    count: usize,
-    digits: &mut [u8],
-    lanes: &mut [f32],
-    sums: &mut [f32],
-) {
-    let nibbles = nibbles(w);
-    let block = block(w);
-    let bytes = block * count;
-    // In 8 products of a nibble, or 4 of up to 6 bits, three digits stay below 2^31.
-    let limit = LARGEST[count - 2];
-    digits[(w.k / block) * bytes..].fill(0);
-    lanes[(w.k / block) * 16..].fill(0.0);
-    let mut natural = [0i8; 96];
-    for (i, x) in x.chunks(32).enumerate() {
-        let (at, inside) = (i * 32 / block, i * 32 % block);
-        let to = &mut digits[at * bytes..][..bytes];
-        // SAFETY: 32 values, three digits at most: 96 bytes; the pointers below stay in `to`.
-        let scale = unsafe {
-            if nibbles {
-                if x.len() < 32 {
-                    natural.fill(0);
-                }
-                let scale = split_block(x, count, limit, natural.as_mut_ptr(), 32);
-                for d in 0..count {
-                    let pairs = _mm256_loadu_si256(natural.as_ptr().add(32 * d).cast());
-                    let even = _mm256_cvtepi16_epi8(pairs);
-                    let odd = _mm256_cvtepi16_epi8(_mm256_srli_epi16::<8>(pairs));
-                    let to = to.as_mut_ptr().add(64 * d + inside / 2);
-                    _mm_storeu_si128(to.cast(), even);
-                    _mm_storeu_si128(to.add(64 * count).cast(), odd);
-                }
-                scale
-            } else {
-                split_block(x, count, limit, to.as_mut_ptr().add(inside).cast(), 64)
+    for sums in sums.chunks_exact_mut(16) {
+        let mut totals = [_mm512_setzero_ps(); 16];
+        for (total, x) in totals.iter_mut().zip(&mut groups) {
+            for x in x.chunks_exact(16) {
+                // SAFETY: a chunk is 16 values.
+                *total = _mm512_add_ps(*total, unsafe { _mm512_loadu_ps(x.as_ptr()) });
             }
-        };
-        let lane = inside * 16 / block;
-        lanes[at * 16 + lane..][..512 / block].fill(scale);
+        }
+        // SAFETY: a chunk of the sums is 16 values.
+        unsafe { _mm512_storeu_ps(sums.as_mut_ptr(), sum16(totals)) };
     }
-    // SAFETY: as the caller's.
-    unsafe { group_sums(x, w.group, sums) };
 }

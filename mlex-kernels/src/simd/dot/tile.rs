@@ -70,7 +70,7 @@ impl Tile {
         let (scales, sums) = factors.split_at_mut(blocks * rows);
         let mut finite = true;
         let mut natural = [0i8; 384];
-        let mut row_sums = vec![0.0; groups];
+        let mut row_sums = vec![0.0; groups.next_multiple_of(16)];
         for (i, x) in x.chunks_exact(self.k).enumerate() {
             for (b, x) in x.chunks_exact(self.block).enumerate() {
                 // SAFETY: `Tile`s are only made at the level that has the instructions; at
@@ -93,7 +93,7 @@ impl Tile {
             }
             // SAFETY: as above.
             unsafe { group_sums(x, self.group, &mut row_sums) };
-            for (g, sum) in row_sums.iter().enumerate() {
+            for (g, sum) in row_sums.iter().enumerate().take(groups) {
                 sums[g * rows + i] = *sum;
             }
         }

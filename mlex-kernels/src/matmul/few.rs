@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use crate::Element;
 use crate::simd::elementwise::{Gate, NarrowGated};
 use crate::simd::rows::{DenseRows, MAX_ROWS, Narrow, QuantizedRows, Widen};
-use crate::simd::scratch::{self, Buffer, as_bytes};
+use crate::simd::scratch::{self, Buffers, Once, as_bytes};
 use crate::simd::weights::{Code, Weights};
 use crate::simd::{Kind, Level, Vector};
 use crate::threads::{self, ARRAYS, Columns, Upcoming, parallel_columns, threads};
@@ -46,7 +46,7 @@ pub(super) struct Part<'a> {
     pub(super) columns: usize,
 }
 
-/// What is made of the activations before the job.
+/// What is made of the activations first.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
     /// f32 only.
@@ -71,6 +71,31 @@ impl Form {
         }
         let _ = (level, Code::Fp8);
         Self::Sums { group }
+    }
+
+    /// The values that share a sum.
+    fn group(self) -> Option<usize> {
+        match self {
+            Self::Wide => None,
+            Self::Sums { group } => Some(group),
+            #[cfg(target_arch = "x86_64")]
+            Self::Digits { group, .. } => Some(group),
+        }
+    }
+
+    /// The same for values that cannot be digits.
+    fn without_digits(self) -> Self {
+        self.group()
+            .map_or(Self::Wide, |group| Self::Sums { group })
+    }
+
+    /// A matrix of those whose digits these are.
+    #[cfg(target_arch = "x86_64")]
+    fn digits_of<'p, 'a>(self, parts: &'p [Part<'a>]) -> Option<&'p Weights<'a>> {
+        match (self, parts.first().map(|part| &part.first.operand)) {
+            (Self::Digits { .. }, Some(Operand::Quantized(like))) => Some(like),
+            _ => None,
+        }
     }
 }
 
@@ -141,16 +166,21 @@ fn run_form<T: Element>(
         })
         .collect();
     let rows: usize = xs.iter().map(|x| x.len() / k).sum();
-    scratch::with(0, |[wide, first, second, third]| {
-        let wide = &mut wide.floats(rows * k)[..rows * k];
+    // Two digits hold a bfloat16 with 7 bits to spare for smaller neighbours.
+    let digits = if T::KIND == Kind::Bf16 { 2 } else { 3 };
+    let once = Once::new();
+    let fill = |buffers: &mut Buffers| {
+        let wide = &mut buffers[0].floats(rows * k)[..rows * k];
         for (from, start) in xs.iter().zip(&starts) {
             let to = &mut wide[start * k..][..from.len()];
             level.dispatch(Widen { from, to });
         }
-        // Two digits hold a bfloat16 with 7 bits to spare for smaller neighbours.
-        let digits = if T::KIND == Kind::Bf16 { 2 } else { 3 };
-        let x = Prepared::new(wide, k, form, digits, parts, [first, second, third]);
-        parallel_columns(&mut arrays, |mut tile| {
+        Prepared::fill(rows * k, form, digits, parts, buffers)
+    };
+    parallel_columns(&mut arrays, |mut tile| {
+        once.with(fill, |buffers, whole| {
+            let form = if whole { form } else { form.without_digits() };
+            let x = Prepared::filled([rows, k], form, digits, parts, buffers);
             let part = &parts[tile.plane];
             let rows = starts[part.x]..starts[part.x] + tile.rows;
             let (first, count) = (tile.column, tile.columns);
@@ -256,50 +286,59 @@ struct Prepared<'a> {
 }
 
 impl<'a> Prepared<'a> {
-    fn new(
-        wide: &'a [f32],
-        k: usize,
+    /// Makes what a form needs of the first `length` floats of the first buffer. `false` where
+    /// that cannot be digits, since a number is not finite: f32 products pass those on.
+    fn fill(
+        length: usize,
         form: Form,
         count: usize,
         parts: &[Part<'_>],
-        [first, second, third]: [&'a mut Buffer; 3],
+        [wide, first, second, third]: &mut Buffers,
+    ) -> bool {
+        let wide = &wide.floats(length)[..length];
+        #[cfg(target_arch = "x86_64")]
+        if let Some(like) = form.digits_of(parts) {
+            use crate::simd::dot::Activations;
+            if Activations::fill(wide, like, count, [&mut *first, second, third]) {
+                return true;
+            }
+        }
+        let _ = (second, third, parts, count);
+        if let Some(group) = form.group() {
+            let sums = first.floats(length / group);
+            for (sum, x) in sums.iter_mut().zip(wide.chunks_exact(group)) {
+                *sum = x.iter().sum();
+            }
+        }
+        matches!(form, Form::Wide | Form::Sums { .. })
+    }
+
+    /// What [`fill`](Self::fill) has made of rows of `k`.
+    fn filled(
+        [rows, k]: [usize; 2],
+        form: Form,
+        count: usize,
+        parts: &[Part<'_>],
+        [wide, first, second, third]: &'a mut Buffers,
     ) -> Self {
         let mut prepared = Self {
-            wide,
+            wide: &wide.floats(rows * k)[..rows * k],
             k,
-            groups: 0,
+            groups: form.group().map_or(0, |group| k / group),
             sums: &[],
             #[cfg(target_arch = "x86_64")]
             digits: None,
         };
-        let group = match form {
-            Form::Wide => return prepared,
-            Form::Sums { group } => group,
-            #[cfg(target_arch = "x86_64")]
-            Form::Digits { group, .. } => group,
-        };
-        prepared.groups = k / group;
         #[cfg(target_arch = "x86_64")]
-        let first = if let (Form::Digits { .. }, Some(Operand::Quantized(like))) =
-            (form, parts.first().map(|part| &part.first.operand))
-        {
+        if let Some(like) = form.digits_of(parts) {
             use crate::simd::dot::Activations;
-            // None where a number is not finite, which f32 products pass on.
-            if Activations::finite(wide) {
-                prepared.digits = Some(Activations::new(wide, like, count, [first, second, third]));
-                return prepared;
-            }
-            first
-        } else {
-            first
-        };
-        let _ = (second, third, parts, count);
-        let count = wide.len() / group;
-        let sums = &mut first.floats(count)[..count];
-        for (sum, x) in sums.iter_mut().zip(wide.chunks_exact(group)) {
-            *sum = x.iter().sum();
+            let buffers = [first, second, third];
+            prepared.digits = Some(Activations::filled(rows, like, count, buffers));
+            return prepared;
         }
-        prepared.sums = sums;
+        let _ = (second, third, parts, count);
+        let count = rows * prepared.groups;
+        prepared.sums = &first.floats(count)[..count];
         prepared
     }
 

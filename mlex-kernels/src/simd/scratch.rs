@@ -1,6 +1,7 @@
 //! Buffers on cache lines, kept by each thread between calls.
 
 use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 #[cfg(target_arch = "x86_64")]
 use half::bf16;
@@ -66,6 +67,7 @@ const KEEP: usize = 64 << 20;
 
 thread_local! {
     static KEPT: Cell<[Option<Box<Buffers>>; 2]> = const { Cell::new([None, None]) };
+    static MADE: Cell<Option<Box<Made>>> = const { Cell::new(None) };
 }
 
 /// Runs `body` with buffers of this thread. `depth` 0 is for the caller of a job, 1 for its
@@ -75,12 +77,55 @@ pub(crate) fn with<R>(depth: usize, body: impl FnOnce(&mut Buffers) -> R) -> R {
     let mut buffers = kept[depth].take().unwrap_or_default();
     KEPT.set(kept);
     let result = body(&mut buffers);
-    if buffers.iter().map(|b| b.0.len() * 64).sum::<usize>() <= KEEP {
+    if size(&buffers) <= KEEP {
         let mut kept = KEPT.take();
         kept[depth] = Some(buffers);
         KEPT.set(kept);
     }
     result
+}
+
+fn size(buffers: &Buffers) -> usize {
+    buffers.iter().map(|b| b.0.len() * 64).sum()
+}
+
+/// What a thread has made for a job.
+#[derive(Default)]
+struct Made {
+    job: u64,
+    whole: bool,
+    buffers: Buffers,
+}
+
+/// A job whose threads all make something of the same input, each in memory of its own: that
+/// takes less time than to fetch from another core what one of them has made.
+pub(crate) struct Once(u64);
+
+impl Once {
+    /// A new job.
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Runs `fill` with the buffers of this thread for the job, once for each thread (where jobs
+    /// do not lie within each other), and `body` with them and with what it said.
+    pub(crate) fn with<R>(
+        &self,
+        fill: impl FnOnce(&mut Buffers) -> bool,
+        body: impl FnOnce(&mut Buffers, bool) -> R,
+    ) -> R {
+        let mut made = MADE.take().unwrap_or_default();
+        if made.job != self.0 {
+            made.whole = fill(&mut made.buffers);
+            made.job = self.0;
+        }
+        let result = body(&mut made.buffers, made.whole);
+        if size(&made.buffers) <= KEEP {
+            MADE.set(Some(made));
+        }
+        result
+    }
 }
 
 /// The bytes of a slice of plain numbers.

@@ -110,45 +110,83 @@ impl<'a> Activations<'a> {
         unsafe { finite(x) }
     }
 
-    /// Converts rows of `w.k` finite values to `count` digits, 2 or 3.
-    pub(crate) fn new(
+    /// Converts rows of `w.k` values to `count` digits, 2 or 3; `false` if one is not finite.
+    pub(crate) fn fill(
         x: &[f32],
         w: &Weights<'_>,
         count: usize,
-        [digits, lanes, sums]: [&'a mut Buffer; 3],
-    ) -> Self {
-        let rows = x.len() / w.k;
+        [digits, lanes, sums]: [&mut Buffer; 3],
+    ) -> bool {
         assert!((2..=3).contains(&count));
-        let block = block(w);
-        let bytes = block * count;
-        let blocks = w.k.div_ceil(block);
-        let groups = w.groups().next_multiple_of(16);
-        let digits = &mut digits.bytes(rows * blocks * bytes)[..rows * blocks * bytes];
-        let lanes = &mut lanes.floats(rows * blocks * 16)[..rows * blocks * 16];
-        let sums = &mut sums.floats(rows * groups)[..rows * groups];
-        for (row, x) in x.chunks_exact(w.k).enumerate() {
-            let digits = &mut digits[row * blocks * bytes..][..blocks * bytes];
-            let lanes = &mut lanes[row * blocks * 16..][..blocks * 16];
-            let sums = &mut sums[row * groups..][..groups];
+        if !Self::finite(x) {
+            return false;
+        }
+        let rows = x.len() / w.k;
+        let Lengths {
+            digits: bytes,
+            blocks,
+            groups,
+        } = Lengths::of(w, count);
+        let digits = digits.bytes(rows * bytes).chunks_exact_mut(bytes);
+        let lanes = lanes.floats(rows * blocks * 16);
+        let sums = sums.floats(rows * groups).chunks_exact_mut(groups);
+        let to = digits.zip(lanes.chunks_exact_mut(blocks * 16)).zip(sums);
+        for (x, ((digits, lanes), sums)) in x.chunks_exact(w.k).zip(to) {
             // SAFETY: `Weights` are only used at the level that has the instructions; `k` is a
             // multiple of 16, as all groups are.
             unsafe {
                 group_sums(x, w.group, sums);
                 if nibbles(w) {
-                    convert::<true>(x, count, digits, lanes)
+                    convert::<true>(x, count, digits, lanes);
                 } else {
-                    convert::<false>(x, count, digits, lanes)
+                    convert::<false>(x, count, digits, lanes);
                 }
             }
         }
+        true
+    }
+
+    /// What [`fill`](Self::fill) has made of this many rows.
+    pub(crate) fn filled(
+        rows: usize,
+        w: &Weights<'_>,
+        count: usize,
+        [digits, lanes, sums]: [&'a mut Buffer; 3],
+    ) -> Self {
+        let Lengths {
+            digits: bytes,
+            blocks,
+            groups,
+        } = Lengths::of(w, count);
         Self {
-            digits,
-            lanes,
-            sums,
+            digits: &digits.bytes(rows * bytes)[..rows * bytes],
+            lanes: &lanes.floats(rows * blocks * 16)[..rows * blocks * 16],
+            sums: &sums.floats(rows * groups)[..rows * groups],
             blocks,
             groups,
             rows,
             count,
+        }
+    }
+}
+
+/// What a row becomes.
+struct Lengths {
+    /// Bytes of digits.
+    digits: usize,
+    /// Blocks, each with sixteen lanes.
+    blocks: usize,
+    /// Sums of groups, and zeros up to a multiple of 16.
+    groups: usize,
+}
+
+impl Lengths {
+    fn of(w: &Weights<'_>, count: usize) -> Self {
+        let blocks = w.k.div_ceil(block(w));
+        Self {
+            digits: blocks * block(w) * count,
+            blocks,
+            groups: w.groups().next_multiple_of(16),
         }
     }
 }
@@ -172,7 +210,7 @@ unsafe fn finite(x: &[f32]) -> bool {
 /// block.
 ///
 /// # Safety
-/// The CPU has the instructions; the slices are as long as [`Activations::new`] makes them, and
+/// The CPU has the instructions; the slices are as long as [`Activations::fill`] makes them, and
 /// `x` is a multiple of 16 values.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn convert<const NIBBLES: bool>(

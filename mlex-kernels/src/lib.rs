@@ -40,7 +40,7 @@ pub mod threads;
 pub use activation::{Activation, gated};
 pub use attention::{
     AttentionOptions, AttentionShape, FloatType, Heads, Mask, OutputOrder, PackedHeads, PackedRow,
-    attention, attention_packed, pack_rows,
+    attention, attention_packed, expect_attention, pack_rows,
 };
 pub use choose::{argmax, take_rows};
 pub use conv::{ConvInputs, ConvLayer, ConvShape, Strided, causal_conv, causal_conv_tail};
@@ -59,3 +59,4 @@ pub use residual::{add, add_gated, relu2, scale, take_columns};
 pub use rope::{Frequencies, RopeOptions, rope};
 pub use simd::Level;
 pub use softcap::softcap;
+pub use threads::Expectation;

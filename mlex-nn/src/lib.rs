@@ -41,7 +41,7 @@ pub use embedding::Embedding;
 pub use error::{Error, ErrorKind, Misshapen, Mistyped, Result, WeightErrors};
 pub use gated_attention::GatedAttention;
 pub use gated_delta::{GatedDeltaConfig, GatedDeltaNet};
-pub use host::{Attend, CacheUpdate, Sequence, Value};
+pub use host::{Attend, CacheUpdate, Replay, Sequence, Value};
 pub use linear::{Linear, Matrix};
 pub use mamba2::{Mamba2, Mamba2Config};
 pub use moe::{ExpertGroups, Experts, MoeConfig, MoeMlp};

@@ -306,6 +306,12 @@ impl Pinned {
         })
     }
 
+    /// Asks for huge pages, where there are any.
+    pub(crate) fn prefer_huge_pages(&self) {
+        #[cfg(target_os = "linux")]
+        super::huge_pages::prefer(self.view().bytes);
+    }
+
     pub(crate) fn view(&self) -> HostView<'_> {
         HostView {
             // SAFETY: the bytes of `array`, which is borrowed with `self`; the memory of an

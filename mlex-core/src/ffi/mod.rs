@@ -16,6 +16,8 @@ mod error;
 mod gpu_kernel;
 mod handle;
 mod host;
+#[cfg(target_os = "linux")]
+mod huge_pages;
 pub(crate) mod mapped_file;
 
 use std::cell::Cell;

@@ -4,8 +4,8 @@
 #[cfg(target_arch = "x86_64")]
 use half::bf16;
 
-use super::Job;
 use super::packed::Vectors;
+use super::{Heads, Job};
 use crate::Element;
 use crate::simd::attention::NO_SCORE;
 #[cfg(target_arch = "x86_64")]
@@ -14,7 +14,7 @@ use crate::simd::decode::{DECODE_KEYS, Merge, Scores, Weigh};
 use crate::simd::rows::Widen;
 use crate::simd::scratch::{self, Buffer};
 use crate::simd::{Kind, Level, Vector};
-use crate::threads::{Rows, parallel_chunks, threads};
+use crate::threads::{Expectation, Rows, Upcoming, parallel_chunks, threads};
 
 /// The least keys of a piece.
 const PIECE: usize = 64;
@@ -34,11 +34,7 @@ pub(super) fn run<T: Element, S: Vectors>(job: &Job<'_, T, S>, out: &Rows<'_, T>
     let start = job.visible(0).0;
     let end = job.visible(shape.q_len - 1).1.max(start);
     let heads = batch * kv_heads;
-    let splits = splits(end - start, heads);
-    let per_split = (end - start)
-        .div_ceil(splits)
-        .next_multiple_of(STEP)
-        .max(STEP);
+    let (splits, per_split) = pieces(end - start, heads);
 
     let part = rows * (2 + v);
     scratch::with(0, |[buffer, _, _, _]| {
@@ -95,18 +91,43 @@ pub(super) fn run<T: Element, S: Vectors>(job: &Job<'_, T, S>, out: &Rows<'_, T>
     });
 }
 
-/// In how many pieces the keys of each head are cut: such that all threads have as much to do.
-fn splits(keys: usize, heads: usize) -> usize {
+/// In how many pieces the keys of each head are cut, and of how many keys: such that all threads
+/// have as much to do.
+fn pieces(keys: usize, heads: usize) -> (usize, usize) {
     let threads = threads();
-    if threads == 1 {
-        return 1;
-    }
     let most = keys.div_ceil(PIECE).max(1);
-    let least = (2 * threads).div_ceil(heads).min(most);
+    let least = (2 * threads).div_ceil(heads.max(1)).min(most);
     // The same number of pieces for each thread, where a few more give that.
-    (least..least + threads)
-        .find(|splits| (splits * heads).is_multiple_of(threads))
-        .map_or(least, |splits| splits.min(most))
+    let even = (least..least + threads).find(|pieces| (pieces * heads).is_multiple_of(threads));
+    let pieces = match threads {
+        1 => 1,
+        _ => even.map_or(least, |pieces| pieces.min(most)),
+    };
+    (
+        pieces,
+        keys.div_ceil(pieces).next_multiple_of(STEP).max(STEP),
+    )
+}
+
+/// What attention of one query, over the last `kv_len` keys and values that begin here, reads.
+pub(super) fn expectation<T>(
+    [k, v]: [Heads<'_, T>; 2],
+    [batch, kv_heads, kv_len]: [usize; 3],
+) -> Expectation {
+    let (pieces, per_piece) = pieces(kv_len, batch * kv_heads);
+    let heads = (0..batch).flat_map(|b| (0..kv_heads).map(move |h| (b, h)));
+    let upcoming = heads.map(|(b, h)| {
+        let array = |heads: &Heads<'_, T>| {
+            let [batch, head, position] = heads.strides;
+            let start = heads.data.as_ptr().wrapping_add(b * batch + h * head);
+            (start.addr(), per_piece * position * size_of::<T>())
+        };
+        Upcoming {
+            tasks: pieces,
+            arrays: [array(&k), array(&v)].into_iter().collect(),
+        }
+    });
+    Expectation(upcoming.collect())
 }
 
 /// The queries of a head of keys, `[rows, D]`, as the scores read them.

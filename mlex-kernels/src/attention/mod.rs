@@ -5,7 +5,7 @@ mod decode;
 mod packed;
 
 use crate::error::{check, check_len, product};
-use crate::threads::Rows;
+use crate::threads::{Expectation, Rows};
 use crate::{Element, Floats, KernelError, Result};
 
 use packed::Vectors;
@@ -169,6 +169,15 @@ pub fn attention<T: Element>(
             options,
         },
     )
+}
+
+/// What [`attention`] of one query reads, for `[batch, kv_heads, kv_len]` keys and values. It
+/// depends on the number of threads.
+pub fn expect_attention<T: Element>(
+    keys_and_values: [Heads<'_, T>; 2],
+    sizes: [usize; 3],
+) -> Expectation {
+    decode::expectation(keys_and_values, sizes)
 }
 
 /// [`attention`] over packed keys and values. They are unpacked a block at a time, so that packed

@@ -13,7 +13,7 @@ use crate::simd::rows::{DenseRows, MAX_ROWS, Narrow, QuantizedRows, Widen};
 use crate::simd::scratch::{self, Buffers, Once, as_bytes};
 use crate::simd::weights::{Code, Weights};
 use crate::simd::{Kind, Level, Vector};
-use crate::threads::{self, ARRAYS, Columns, Upcoming, parallel_columns, threads};
+use crate::threads::{Columns, Expectation, Upcoming, parallel_columns, threads};
 
 /// Bytes of weights that one task reads, about.
 const TASK: usize = 32 << 10;
@@ -222,22 +222,21 @@ fn run_form<T: Element>(
     });
 }
 
-/// Notes that the job after the next one is [`run`] of these parts.
-pub(super) fn expect(k: usize, parts: &[Part<'_>]) {
-    threads::expect(parts.iter().map(|part| {
+/// What [`run`] reads with these parts.
+pub(super) fn expectation(k: usize, parts: &[Part<'_>]) -> Expectation {
+    let upcoming = parts.iter().map(|part| {
         let columns = task_columns(part, k);
         let second = part.second.as_ref().map(|(side, _)| side);
         let sides = std::iter::once(&part.first).chain(second);
-        let mut arrays = [(&[][..], 0); ARRAYS];
-        let from = sides.flat_map(|side| self::arrays(&side.operand, k));
-        for (to, (bytes, row)) in arrays.iter_mut().zip(from) {
-            *to = (bytes, columns * row);
-        }
+        let arrays = sides.flat_map(|side| self::arrays(&side.operand, k));
         Upcoming {
             tasks: part.columns.div_ceil(columns),
-            arrays,
+            arrays: arrays
+                .map(|(bytes, row)| (bytes.as_ptr().addr(), columns * row))
+                .collect(),
         }
-    }));
+    });
+    Expectation(upcoming.collect())
 }
 
 /// The arrays of a matrix, and the bytes of a row of each.

@@ -10,6 +10,7 @@ use super::{Block, Linear, Precision, QuantizedWeight, dense, is_few, quantized}
 use crate::activation::{Activation, gated};
 use crate::error::{check, check_len};
 use crate::simd::Level;
+use crate::threads::Expectation;
 use crate::{Element, Floats, Result};
 
 /// Weights `[n, k]` of a projection, and a bias for each output or none.
@@ -200,11 +201,9 @@ pub fn project_gated<T: Element>(
     Ok(())
 }
 
-/// Notes that, after the next job of the pool, [`project`] or [`project_gated`] will be called
-/// with these weights and few rows: threads that have nothing to do until then read ahead.
-///
-/// This changes nothing but time, and may be wrong.
-pub fn expect_projections(weights: &[Projection<'_>], gated: bool) {
+/// What [`project`] or [`project_gated`] reads with these weights and few rows. It depends on
+/// the number of threads.
+pub fn expect_projections(weights: &[Projection<'_>], gated: bool) -> Expectation {
     let part = |first, second| Part {
         first: side(first, &[]),
         second,
@@ -212,17 +211,17 @@ pub fn expect_projections(weights: &[Projection<'_>], gated: bool) {
         columns: first.n(),
     };
     let Some(k) = weights.first().map(Projection::k).filter(|&k| k > 0) else {
-        return;
+        return Expectation::default();
     };
     match weights {
         [gate, up] if gated => {
             // Which function it is does not matter here.
             let gate_by = Activation::Silu.gate();
-            few::expect(k, &[part(gate, Some((side(up, &[]), gate_by)))]);
+            few::expectation(k, &[part(gate, Some((side(up, &[]), gate_by)))])
         }
         _ => {
             let parts = weights.iter().map(|weight| part(weight, None));
-            few::expect(k, &parts.collect::<SmallVec<[_; 4]>>());
+            few::expectation(k, &parts.collect::<SmallVec<[_; 4]>>())
         }
     }
 }

@@ -4,21 +4,38 @@
 //! nothing to do: one thread adds and normalizes a few values while the others wait. Told which
 //! weights come next, they bring what will be their own part of them into their caches.
 
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use smallvec::SmallVec;
 
 /// Tasks of a job that read the same arrays; they follow those of the part before.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Upcoming<'a> {
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Upcoming {
     /// Number of tasks.
     pub(crate) tasks: usize,
-    /// Each array, and the bytes of it that a task reads.
-    pub(crate) arrays: [(&'a [u8], usize); ARRAYS],
+    /// Where each array begins, and the bytes of it that a task reads.
+    pub(crate) arrays: SmallVec<[(usize, usize); ARRAYS]>,
 }
 
 /// Parts that are noted; further ones are left out.
-const PARTS: usize = 4;
+const PARTS: usize = 8;
 /// Arrays of a part.
-pub(crate) const ARRAYS: usize = 6;
+const ARRAYS: usize = 6;
+
+/// The memory that a job will read. It is only asked for: no address is ever read or written
+/// through this, so that it may outlive what it names.
+#[derive(Debug, Clone, Default)]
+pub struct Expectation(pub(crate) SmallVec<[Upcoming; 3]>);
+
+impl Expectation {
+    /// Notes that the job after the next one of the pool reads this: threads that have nothing
+    /// to do until then bring their part of it into their caches.
+    ///
+    /// This changes nothing but time, and may be wrong.
+    pub fn announce(&self) {
+        super::expect(&self.0);
+    }
+}
 
 /// What one thread asks for at most: half of a usual L2 cache.
 const BUDGET: usize = 448 << 10;
@@ -30,7 +47,7 @@ const STRIDE: usize = 8;
 
 #[derive(Default)]
 struct Array {
-    start: AtomicPtr<u8>,
+    start: AtomicUsize,
     task_bytes: AtomicUsize,
 }
 
@@ -70,26 +87,17 @@ pub(super) struct Progress {
 
 impl Notes {
     /// Replaces what is noted; `version` was not used before, and is not 0.
-    pub(super) fn set<'a>(&self, upcoming: impl Iterator<Item = Upcoming<'a>>, version: u64) {
+    pub(super) fn set(&self, upcoming: &[Upcoming], version: u64) {
         // What is not written costs nothing: each line is fetched from the thread that read it.
-        let mut parts = 0;
         for (part, from) in self.parts.iter().zip(upcoming) {
-            let used = from
-                .arrays
-                .iter()
-                .take_while(|(bytes, _)| !bytes.is_empty());
-            let mut count = 0;
-            for (array, (bytes, size)) in part.arrays.iter().zip(used) {
-                let start = bytes.as_ptr().cast_mut();
+            for (array, &(start, size)) in part.arrays.iter().zip(&from.arrays) {
                 array.start.store(start, Ordering::Relaxed);
-                array.task_bytes.store(*size, Ordering::Relaxed);
-                count += 1;
+                array.task_bytes.store(size, Ordering::Relaxed);
             }
             part.tasks.store(from.tasks, Ordering::Relaxed);
-            part.count.store(count, Ordering::Relaxed);
-            parts += 1;
+            part.count.store(from.arrays.len(), Ordering::Relaxed);
         }
-        self.count.store(parts, Ordering::Relaxed);
+        self.count.store(upcoming.len(), Ordering::Relaxed);
         self.version.store(version, Ordering::Release);
     }
 
@@ -159,7 +167,7 @@ impl Notes {
                 continue;
             }
             let at = progress.task.wrapping_mul(size) + progress.byte;
-            prefetch(array.start.load(Ordering::Relaxed).wrapping_add(at));
+            prefetch(array.start.load(Ordering::Relaxed).wrapping_add(at) as *const u8);
             progress.byte += LINE;
             progress.asked += LINE;
             return true;
@@ -189,14 +197,16 @@ fn prefetch(at: *const u8) {
 mod tests {
     use super::*;
 
-    fn part<'a>(tasks: usize, of: &[(&'a [u8], usize)]) -> Upcoming<'a> {
-        let mut arrays = [(&[][..], 0); ARRAYS];
-        arrays[..of.len()].copy_from_slice(of);
+    fn part(tasks: usize, of: &[(&[u8], usize)]) -> Upcoming {
+        let arrays = of
+            .iter()
+            .map(|&(bytes, size)| (bytes.as_ptr().addr(), size));
+        let arrays = arrays.collect();
         Upcoming { tasks, arrays }
     }
 
     /// The byte that a thread asks for next.
-    fn next(notes: &Notes, progress: &Progress) -> *const u8 {
+    fn next(notes: &Notes, progress: &Progress) -> usize {
         let array = &notes.parts[progress.part].arrays[progress.array];
         let at = progress.task * array.task_bytes.load(Ordering::Relaxed) + progress.byte;
         array.start.load(Ordering::Relaxed).wrapping_add(at)
@@ -207,11 +217,17 @@ mod tests {
         let (a, b, c) = (vec![0u8; 4096], vec![0u8; 512], vec![0u8; 6400]);
         let parts = [part(4, &[(&a, 1024), (&b, 128)]), part(10, &[(&c, 640)])];
         let notes = Notes::default();
-        notes.set(parts.into_iter(), 1);
+        notes.set(&parts, 1);
         // Tasks 0, 7 of 14: the fourth of the second part.
-        assert_eq!(next(&notes, &notes.first(1, 0, 2)), a.as_ptr());
-        assert_eq!(next(&notes, &notes.first(1, 1, 2)), c[3 * 640..].as_ptr());
-        assert_eq!(next(&notes, &notes.first(1, 1, 7)), a[2048..].as_ptr());
+        assert_eq!(next(&notes, &notes.first(1, 0, 2)), a.as_ptr().addr());
+        assert_eq!(
+            next(&notes, &notes.first(1, 1, 2)),
+            c[3 * 640..].as_ptr().addr()
+        );
+        assert_eq!(
+            next(&notes, &notes.first(1, 1, 7)),
+            a[2048..].as_ptr().addr()
+        );
         // All of it: 4 * (1024 + 128) + 6400 bytes, in lines.
         let mut progress = Progress::default();
         let mut asked = 0;
@@ -222,7 +238,7 @@ mod tests {
         assert_eq!(progress.asked, 4 * (1024 + 128) + 6400);
         assert!(!notes.ask(&mut progress, 0, 1));
         // Another note starts anew.
-        notes.set(std::iter::empty(), 2);
+        notes.set(&[], 2);
         assert!(!notes.ask(&mut progress, 0, 1));
         assert_eq!(progress.asked, 0);
     }
@@ -231,7 +247,7 @@ mod tests {
     fn no_more_than_the_budget_is_asked_for() {
         let large = vec![0u8; 2 * BUDGET];
         let notes = Notes::default();
-        notes.set([part(2, &[(&large, BUDGET)])].into_iter(), 1);
+        notes.set(&[part(2, &[(&large, BUDGET)])], 1);
         let mut progress = Progress::default();
         while notes.ask(&mut progress, 0, 1) {}
         assert_eq!(progress.asked, BUDGET);

@@ -18,7 +18,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-pub(crate) use ahead::{ARRAYS, Upcoming};
+pub use ahead::Expectation;
+pub(crate) use ahead::Upcoming;
 use ahead::{Notes, Progress};
 pub(crate) use tiles::{
     Columns, RowBlock, Rows, Tile, Tiling, parallel_blocks, parallel_chunks, parallel_columns,
@@ -204,7 +205,7 @@ pub fn parallel_for(tasks: usize, task: impl Fn(usize) + Sync) {
 
 /// Notes what will be read by the job after the next one, so that threads that have nothing to
 /// do in between bring their part of it into their caches.
-pub(crate) fn expect<'a>(upcoming: impl Iterator<Item = Upcoming<'a>>) {
+fn expect(upcoming: &[Upcoming]) {
     let pool = pool();
     let turn = pool.open.0.turn.load(Ordering::Relaxed);
     static VERSION: AtomicU64 = AtomicU64::new(1);

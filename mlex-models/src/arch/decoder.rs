@@ -7,7 +7,9 @@ use mlex_nn::{
     RmsNorm, Rope, RopeConfig, SelfAttention, Weights,
 };
 
-use super::stream::{Masks, Recording, Stream, StreamScales, check_cache, check_plain};
+use super::stream::{
+    DecodeSteps, Masks, Recording, Stream, StreamScales, check_cache, check_plain,
+};
 use crate::Result;
 use crate::config::{check, check_positive, check_size};
 use crate::model::{Input, Model, ModelInfo};
@@ -162,6 +164,7 @@ pub(crate) struct Decoder {
     scales: StreamScales,
     /// Factor of the hidden states before the head.
     head_input: Option<f32>,
+    decode_steps: DecodeSteps,
 }
 
 impl Decoder {
@@ -213,6 +216,7 @@ impl Decoder {
             lm_head,
             scales: config.scales.stream,
             head_input,
+            decode_steps: DecodeSteps::default(),
         })
     }
 }
@@ -239,6 +243,10 @@ impl Decoder {
             }
         }
         match recording.norm(&self.norm)? {
+            Some(hidden) if DecodeSteps::apply(masks) => {
+                let kept = &self.decode_steps;
+                recording.finish_decode(hidden, cache, kept).map(Some)
+            }
             Some(hidden) => recording.finish(hidden, cache).map(Some),
             None => Ok(None),
         }
@@ -266,6 +274,11 @@ impl Model for Decoder {
         let mut masks = Masks::new(input)?;
         for (layer, state) in self.layers.iter().zip(cache.layers_mut()) {
             masks.add(layer.window, state.attention()?)?;
+        }
+        if DecodeSteps::apply(&masks)
+            && let Some(hidden) = self.decode_steps.run(input, cache)?
+        {
+            return Ok(hidden);
         }
         if let Some(hidden) = self.forward_recorded(input, &masks, cache)? {
             return Ok(hidden);

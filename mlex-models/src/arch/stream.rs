@@ -4,9 +4,10 @@
 //! of the graph, where the kernels have everything that a model needs.
 
 use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mlex_core::Array;
-use mlex_nn::{Cache, CacheUpdate, Embedding, KvCache, Mask, RmsNorm, Sequence, Value};
+use mlex_nn::{Cache, CacheUpdate, Embedding, KvCache, Mask, Replay, RmsNorm, Sequence, Value};
 
 use crate::model::Input;
 use crate::{Error, Result};
@@ -168,10 +169,52 @@ impl Recording {
         (&mut self.sequence, &self.updates)
     }
 
+    /// The same, and the steps are kept for the next token where they are those of any.
+    pub(crate) fn finish_decode(
+        self,
+        hidden: Value,
+        cache: &mut Cache,
+        kept: &DecodeSteps,
+    ) -> Result<Array> {
+        let (updates, caches) = (&self.updates, cache.layers_mut());
+        let finished = self.sequence.finish_replayable(hidden, updates, caches);
+        let (hidden, replay) = finished?;
+        *kept.lock() = replay.map(Arc::new);
+        Ok(hidden)
+    }
+
     /// The hidden states, and the caches after them.
     pub(crate) fn finish(self, hidden: Value, cache: &mut Cache) -> Result<Array> {
         let (updates, caches) = (&self.updates, cache.layers_mut());
         Ok(self.sequence.finish_updating(hidden, updates, caches)?)
+    }
+}
+
+/// The steps of a model for one token, recorded with the first and done again for those after it.
+#[derive(Debug, Default)]
+pub(crate) struct DecodeSteps(Mutex<Option<Arc<Replay>>>);
+
+impl DecodeSteps {
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<Replay>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the steps for this input could be those of any token.
+    pub(crate) fn apply(masks: &Masks) -> bool {
+        masks.length == 1 && masks.are_plain()
+    }
+
+    /// The hidden states of a token, and the caches after it; none where nothing is kept, or
+    /// not of such a step. The masks are such that it [applies](Self::apply).
+    pub(crate) fn run(&self, input: Input<'_>, cache: &mut Cache) -> Result<Option<Array>> {
+        let (Input::Tokens(x) | Input::Embeddings(x)) = input else {
+            return Ok(None);
+        };
+        let kept = self.lock().clone();
+        match kept {
+            Some(replay) => Ok(replay.run(x, cache.layers_mut())?),
+            None => Ok(None),
+        }
     }
 }
 
@@ -206,6 +249,12 @@ impl Masks {
             self.masks.push((window, mask));
         }
         Ok(())
+    }
+
+    /// Whether none is an array.
+    fn are_plain(&self) -> bool {
+        let plain = |mask: &Mask| matches!(mask, Mask::None | Mask::Causal);
+        self.masks.iter().all(|(_, mask)| plain(mask))
     }
 
     /// The mask of layers with this window.

@@ -10,10 +10,11 @@ use mlex_kernels::{
 use smallvec::SmallVec;
 
 use super::attention::{Kind, kernel_mask, mask_input};
+use super::node::Place;
 use super::norm::Parameters;
 use super::rope::RopeKernel;
 use super::scratch::Scratch;
-use super::sequence::{Sequence, Step, Value};
+use super::sequence::{Sequence, Value};
 use super::update::CacheUpdate;
 use super::{by_dtype, floats, is_kernel_float, keeps_dtype, kernel_error, size};
 use crate::cache::memory::{Carry, Source, Target};
@@ -72,18 +73,22 @@ impl Attend<'_> {
             return Ok(None);
         };
         let (seen, offset) = (keep + length, cache.offset());
-        let step = self.step(sequence, queries, mask, (&plan.target, seen), &offset)?;
+        let step = self.step(sequence, queries, mask, (&plan.target, seen))?;
         let Some((step, mask)) = step else {
             return Ok(None);
         };
+        let update = CacheUpdate::keys(plan, seen, length);
         if let Some(marker) = cache.marker() {
             sequence.after(marker);
         }
         let output = sequence.output_like(queries);
         let inputs = [queries, keys, values];
         let inputs: SmallVec<[Value; 4]> = inputs.into_iter().chain(mask).collect();
-        sequence.step(AttendStep { new: true, ..step }, &inputs, &[output]);
-        Ok(Some((output, CacheUpdate::keys(plan, seen, length))))
+        let step = AttendStep { new: true, ..step };
+        if let Some(place) = update.place(&offset) {
+            sequence.attend(step, place, &inputs, output);
+        }
+        Ok(Some((output, update)))
     }
 
     /// `queries` `[B, L, H * D]` at `offset` over the keys and values of another layer, which
@@ -112,13 +117,15 @@ impl Attend<'_> {
         if !fits {
             return Ok(None);
         }
-        let step = self.step(sequence, queries, mask, (target, seen), offset)?;
+        let step = self.step(sequence, queries, mask, (target, seen))?;
         let Some((step, mask)) = step else {
             return Ok(None);
         };
         let output = sequence.output_like(queries);
         let inputs: SmallVec<[Value; 4]> = [queries].into_iter().chain(mask).collect();
-        sequence.step(step, &inputs, &[output]);
+        if let Some(place) = other.place(offset) {
+            sequence.attend(step, place, &inputs, output);
+        }
         Ok(Some(output))
     }
 
@@ -144,7 +151,6 @@ impl Attend<'_> {
         queries: Value,
         mask: &Mask,
         (target, seen): (&Target, i32),
-        offset: &Offset,
     ) -> Result<Option<(AttendStep, Option<Value>)>> {
         let &[batch, length, _] = sequence.shape(queries) else {
             return Ok(None);
@@ -184,9 +190,6 @@ impl Attend<'_> {
             key_norm: self.key_norm.map(norm).transpose()?,
             norm_last: self.norm_last,
             value_norm: self.value_eps.map(|eps| Norm { weight: None, eps }),
-            offsets: SmallVec::from_slice(offset.positions()),
-            target: target.clone(),
-            seen: size(seen),
             new: false,
             kind,
         };
@@ -234,7 +237,8 @@ impl Norm {
     }
 }
 
-struct AttendStep {
+/// What [`Attend`] records; the rest is a [`Place`].
+pub(super) struct AttendStep {
     /// The form of packed keys and values.
     packed: Option<PackedRow>,
     num_heads: usize,
@@ -245,11 +249,6 @@ struct AttendStep {
     key_norm: Option<Norm>,
     norm_last: bool,
     value_norm: Option<Norm>,
-    offsets: SmallVec<[i32; 2]>,
-    /// The memory of keys and values.
-    target: Target,
-    /// How many positions, the last ones, the queries may see, new ones included.
-    seen: usize,
     /// Inputs 1 and 2 are keys and values to be put into the memory; otherwise they are there.
     new: bool,
     kind: Kind,
@@ -329,6 +328,7 @@ impl AttendStep {
 
     fn compute<T: Scratch>(
         &self,
+        place: &Place,
         inputs: &[HostView<'_>],
         outputs: &mut [HostViewMut<'_>],
     ) -> mlex_core::Result<()> {
@@ -351,53 +351,39 @@ impl AttendStep {
             traditional: rope.traditional,
             frequencies: Frequencies::Inverse(&rope.inverse),
             scale: rope.scale,
-            offsets: &self.offsets,
+            offsets: &place.offsets,
         });
         let for_keys = if self.new { keys.count() } else { 0 };
         T::with(2 * (queries.count() + for_keys), |memory| {
             let (for_queries, for_keys) = memory.split_at_mut(2 * queries.count());
             let norm = self.query_norm.as_ref();
             let q = self.prepare(&inputs[0], norm, rope, queries, for_queries)?;
-            let mut buffers = self.target.memory.lock();
+            let mut buffers = place.target.memory.lock();
             if self.new {
-                self.prepare_memory(&mut buffers)?;
+                prepare_memory(&place.target, &mut buffers)?;
                 let [key_buffer, value_buffer] = &mut *buffers;
                 let norm = self.key_norm.as_ref();
                 let new = self.prepare::<T>(&inputs[1], norm, rope, keys, for_keys)?;
-                self.store(new, key_buffer, keys)?;
+                self.store(new, &place.target, key_buffer, keys)?;
                 let norm = self.value_norm.as_ref();
                 let new = self.prepare::<T>(&inputs[2], norm, None, keys, for_keys)?;
-                self.store(new, value_buffer, keys)?;
+                self.store(new, &place.target, value_buffer, keys)?;
             }
             let seen = [buffers[0].view(), buffers[1].view()];
             let mask = inputs.get(if self.new { 3 } else { 1 });
-            self.attend(output, q, seen, mask, queries)
+            self.attend(output, q, (place, seen), mask, queries)
         })
-    }
-
-    /// Makes the memory what it is before the new positions are put into it.
-    fn prepare_memory(&self, buffers: &mut [HostBuffer; 2]) -> mlex_core::Result<()> {
-        let Target { memory, fresh, .. } = &self.target;
-        let Some(carry) = fresh else {
-            return Ok(());
-        };
-        for (index, buffer) in buffers.iter_mut().enumerate() {
-            buffer.resize(&memory.shape, memory.dtype)?;
-            if let Some(carry) = carry {
-                carry_over(carry, index, buffer)?;
-            }
-        }
-        Ok(())
     }
 
     /// Puts heads into a buffer `[B, heads, capacity, D]`, behind the positions in use.
     fn store<T: Scratch>(
         &self,
         from: Heads<'_, T>,
+        target: &Target,
         to: &mut HostBuffer,
         layout: Layout,
     ) -> mlex_core::Result<()> {
-        let (capacity, used) = (size(self.target.memory.shape[2]), size(self.target.used));
+        let (capacity, used) = (size(target.memory.shape[2]), size(target.used));
         let mut view = to.view_mut();
         let Some(row) = self.packed else {
             let to = view.as_mut_slice::<T>()?;
@@ -422,15 +408,15 @@ impl AttendStep {
         &self,
         output: &mut HostViewMut<'_>,
         q: Heads<'_, T>,
-        [k, v]: [HostView<'_>; 2],
+        (place, [k, v]): (&Place, [HostView<'_>; 2]),
         mask: Option<&HostView<'_>>,
         queries: Layout,
     ) -> mlex_core::Result<()> {
         let (capacity, dim) = (size(k.shape()[2]), queries.dim);
         // From the first position that is seen; every head has the same place in its part.
-        let end = size(self.target.used) + queries.length;
+        let end = size(place.target.used) + queries.length;
         let width = size(k.shape()[3]);
-        let start = (end - self.seen) * width;
+        let start = (end - place.seen) * width;
         let strides = [
             self.num_kv_heads * capacity * width,
             capacity * width,
@@ -441,7 +427,7 @@ impl AttendStep {
             q_heads: self.num_heads,
             kv_heads: self.num_kv_heads,
             q_len: queries.length,
-            kv_len: self.seen,
+            kv_len: place.seen,
             head_dim: dim,
             value_dim: dim,
         };
@@ -470,6 +456,21 @@ impl AttendStep {
         let (k, v) = (seen(&k[start..]), seen(&v[start..]));
         mlex_kernels::attention_packed(output, q, k, v, shape, options).map_err(kernel_error(NAME))
     }
+}
+
+/// Makes the memory what it is before the new positions are put into it.
+fn prepare_memory(target: &Target, buffers: &mut [HostBuffer; 2]) -> mlex_core::Result<()> {
+    let Target { memory, fresh, .. } = target;
+    let Some(carry) = fresh else {
+        return Ok(());
+    };
+    for (index, buffer) in buffers.iter_mut().enumerate() {
+        buffer.resize(&memory.shape, memory.dtype)?;
+        if let Some(carry) = carry {
+            carry_over(carry, index, buffer)?;
+        }
+    }
+    Ok(())
 }
 
 /// Copies the keys (`index` 0) or values of some positions to the front of a new buffer.
@@ -531,16 +532,38 @@ fn store<T: Copy>(
     Ok(())
 }
 
-impl Step for AttendStep {
-    fn name(&self) -> &'static str {
+impl AttendStep {
+    pub(super) fn name(&self) -> &'static str {
         NAME
     }
 
-    fn run(
+    pub(super) fn run(
         &self,
+        place: &Place,
         inputs: &[HostView<'_>],
         outputs: &mut [HostViewMut<'_>],
     ) -> mlex_core::Result<()> {
-        by_dtype!(inputs[0].dtype(), T => self.compute::<T>(inputs, outputs))
+        by_dtype!(inputs[0].dtype(), T => self.compute::<T>(place, inputs, outputs))
+    }
+
+    /// Lets idle threads read the keys and values that are there, of a step of one query.
+    pub(super) fn announce(&self, place: &Place) {
+        let Place { target, seen, .. } = place;
+        if target.fresh.is_some() || self.packed.is_some() {
+            return;
+        }
+        let [batch, heads, capacity, dim] = target.memory.shape.map(size);
+        let start = (size(target.used) + usize::from(self.new)).saturating_sub(*seen) * dim;
+        let strides = [heads * capacity * dim, capacity * dim, dim];
+        let buffers = target.memory.lock();
+        by_dtype!(target.memory.dtype, T => {
+            let [k, v] = buffers.each_ref().map(|buffer| buffer.view().as_slice::<T>());
+            if let (Ok(k), Ok(v)) = (k, v)
+                && let (Some(k), Some(v)) = (k.get(start..), v.get(start..))
+            {
+                let seen_heads = [k, v].map(|data| Heads { data, strides });
+                mlex_kernels::expect_attention(seen_heads, [batch, heads, *seen]).announce();
+            }
+        });
     }
 }

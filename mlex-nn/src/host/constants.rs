@@ -19,6 +19,7 @@ impl Constants {
         }
         let constants = arrays.into_iter().map(HostConstant::new);
         let constants: Arc<[HostConstant]> = constants.collect::<Result<_, _>>()?;
+        constants.iter().for_each(HostConstant::prefer_huge_pages);
         Ok(Arc::clone(self.0.get_or_init(|| constants)))
     }
 }

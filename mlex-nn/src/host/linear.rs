@@ -1,7 +1,9 @@
 //! Activations times weights: one or several projections of the same input in one step.
 
 use mlex_core::{Array, Dtype, HostView, HostViewMut};
-use mlex_kernels::{Activation as Gate, Precision, expect_projections, project, project_gated};
+use mlex_kernels::{
+    Activation as Gate, Expectation, Precision, expect_projections, project, project_gated,
+};
 use smallvec::SmallVec;
 
 use super::sequence::{Sequence, Shape, Step, Value};
@@ -138,17 +140,13 @@ fn exact_half(array: &Array) -> Result<Option<Array>> {
     Ok(same.all(&axes, false)?.item::<bool>()?.then_some(half))
 }
 
-/// Tells the kernels which weights are read next. Weights that do not fit are refused when the
-/// step runs.
-fn expect(parts: &[Part], gated: bool) -> bool {
+/// What the product reads. Weights that do not fit are refused when the step runs.
+fn expectation(parts: &[Part], gated: bool) -> Option<Expectation> {
     let weights = parts
         .iter()
         .map(|part| part.projection(super::size(part.k())));
     let weights: mlex_core::Result<SmallVec<[_; 4]>> = weights.collect();
-    if let Ok(weights) = weights {
-        expect_projections(&weights, gated);
-    }
-    true
+    Some(expect_projections(&weights.ok()?, gated))
 }
 
 struct ProjectStep {
@@ -161,8 +159,8 @@ impl Step for ProjectStep {
         "linear"
     }
 
-    fn expect(&self) -> bool {
-        expect(&self.parts, false)
+    fn expectation(&self) -> Option<Expectation> {
+        expectation(&self.parts, false)
     }
 
     fn run(
@@ -194,8 +192,8 @@ impl Step for GatedStep {
         "gated_linear"
     }
 
-    fn expect(&self) -> bool {
-        expect(&self.parts, true)
+    fn expectation(&self) -> Option<Expectation> {
+        expectation(&self.parts, true)
     }
 
     fn run(

@@ -13,8 +13,10 @@ mod gated_delta;
 mod linear;
 mod mamba2;
 mod moe;
+mod node;
 mod norm;
 mod quantize;
+mod replay;
 mod residual;
 mod rope;
 mod scratch;
@@ -46,6 +48,7 @@ pub(crate) use norm::{
     record_rms_norm_of_parts, rms_norm,
 };
 pub(crate) use quantize::quantize;
+pub use replay::Replay;
 pub(crate) use residual::{add_normed, record_add_normed};
 pub(crate) use rope::{RopeKernel, rope};
 pub use sequence::{Sequence, Value};

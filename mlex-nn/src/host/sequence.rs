@@ -1,12 +1,13 @@
 //! Several operations of the kernels in one node of MLX's graph.
 
-use std::cell::RefCell;
 use std::sync::Arc;
 
-use mlex_core::{Array, Dtype, HostBuffer, HostOp, HostOutput, HostView, HostViewMut, host_op};
-
+use mlex_core::{Array, Dtype, HostOutput, HostView, HostViewMut};
+use mlex_kernels::Expectation;
 use smallvec::SmallVec;
 
+use super::attend::AttendStep;
+use super::node::{Place, Program};
 use super::{applies, on_cpu};
 use crate::cache::memory::Marker;
 use crate::{Error, Result};
@@ -24,10 +25,10 @@ pub(crate) trait Step: Send + Sync + 'static {
         outputs: &mut [HostViewMut<'_>],
     ) -> mlex_core::Result<()>;
 
-    /// Tells the kernels that this step follows the job that they do next, so that threads
-    /// without work read its weights ahead. `false` for a step that has none.
-    fn expect(&self) -> bool {
-        false
+    /// The weights that it reads, for threads without work to read ahead. None for a step that
+    /// has none.
+    fn expectation(&self) -> Option<Expectation> {
+        None
     }
 }
 
@@ -69,6 +70,7 @@ pub struct Sequence {
     contiguous: Vec<bool>,
     slots: Vec<Slot>,
     steps: Vec<Recorded>,
+    places: Vec<Place>,
     /// Nodes that have to run before, which are inputs for that alone.
     after: Vec<Marker>,
 }
@@ -81,14 +83,14 @@ pub struct Value(usize);
 /// A shape; of up to four dimensions without memory of its own.
 pub(crate) type Shape = SmallVec<[i32; 4]>;
 
-struct Slot {
-    shape: Shape,
-    dtype: Dtype,
-    origin: Origin,
+pub(super) struct Slot {
+    pub(super) shape: Shape,
+    pub(super) dtype: Dtype,
+    pub(super) origin: Origin,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Origin {
+pub(super) enum Origin {
     /// An input of the node.
     Input(usize),
     /// Made by a step.
@@ -97,15 +99,31 @@ enum Origin {
     InPlace(usize),
 }
 
-struct Recorded {
-    step: Box<dyn Step>,
-    inputs: SmallVec<[usize; 6]>,
-    outputs: SmallVec<[usize; 4]>,
+/// What a step does.
+pub(super) enum Work {
+    Step(Box<dyn Step>),
+    /// At the place of this number.
+    Attend(Box<AttendStep>, usize),
+}
+
+impl Work {
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Step(step) => step.name(),
+            Self::Attend(step, _) => step.name(),
+        }
+    }
+}
+
+pub(super) struct Recorded {
+    pub(super) work: Work,
+    pub(super) inputs: SmallVec<[usize; 6]>,
+    pub(super) outputs: SmallVec<[usize; 4]>,
 }
 
 impl std::fmt::Debug for Sequence {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let steps: Vec<&str> = self.steps.iter().map(|step| step.step.name()).collect();
+        let steps: Vec<&str> = self.steps.iter().map(|step| step.work.name()).collect();
         f.debug_struct("Sequence").field("steps", &steps).finish()
     }
 }
@@ -227,8 +245,25 @@ impl Sequence {
 
     /// Adds a step.
     pub(crate) fn step(&mut self, step: impl Step, inputs: &[Value], outputs: &[Value]) {
+        self.work(Work::Step(Box::new(step)), inputs, outputs);
+    }
+
+    /// Adds a step that attends to what is at a place.
+    pub(super) fn attend(
+        &mut self,
+        step: AttendStep,
+        place: Place,
+        inputs: &[Value],
+        output: Value,
+    ) {
+        let work = Work::Attend(Box::new(step), self.places.len());
+        self.places.push(place);
+        self.work(work, inputs, &[output]);
+    }
+
+    fn work(&mut self, work: Work, inputs: &[Value], outputs: &[Value]) {
         self.steps.push(Recorded {
-            step: Box::new(step),
+            work,
             inputs: inputs.iter().map(|value| value.0).collect(),
             outputs: outputs.iter().map(|value| value.0).collect(),
         });
@@ -240,6 +275,11 @@ impl Sequence {
     /// When a value was not made by a step or is named twice, or when the current stream is not
     /// one of the CPU.
     pub fn finish(self, outputs: &[Value]) -> Result<Vec<Array>> {
+        Ok(self.finish_program(outputs)?.0)
+    }
+
+    /// The same, and the program that it runs.
+    pub(super) fn finish_program(self, outputs: &[Value]) -> Result<(Vec<Array>, Arc<Program>)> {
         self.check(outputs)?;
         let specs = outputs.iter().map(|value| {
             let Slot {
@@ -257,176 +297,23 @@ impl Sequence {
             }
         });
         let specs = specs.collect();
-        // The last step that uses each value.
-        let mut last_use = vec![0; self.slots.len()];
-        for (index, step) in self.steps.iter().enumerate() {
-            for &slot in step.inputs.iter().chain(&step.outputs) {
-                last_use[slot] = index;
-            }
-        }
-        let op = Node {
-            contiguous: self.contiguous,
-            slots: self.slots,
-            steps: self.steps,
-            outputs: outputs.iter().map(|value| value.0).collect(),
-            specs,
-            last_use,
-        };
+        let outputs = outputs.iter().map(|value| value.0).collect();
+        let program = Arc::new(Program::new(self.slots, self.steps, outputs, specs));
         let inputs: Vec<&Array> = self.inputs.iter().collect();
-        Ok(host_op(&Arc::new(op), &inputs)?)
-    }
-}
-
-/// A finished sequence.
-struct Node {
-    contiguous: Vec<bool>,
-    slots: Vec<Slot>,
-    steps: Vec<Recorded>,
-    /// The slots of the node's outputs.
-    outputs: Vec<usize>,
-    specs: Vec<HostOutput>,
-    last_use: Vec<usize>,
-}
-
-/// Where a value is while the node runs.
-#[derive(Default)]
-enum Held<'a> {
-    #[default]
-    Nothing,
-    Input(HostView<'a>),
-    Buffer(HostBuffer),
-    Output(HostViewMut<'a>),
-}
-
-impl Held<'_> {
-    fn view(&self) -> HostView<'_> {
-        match self {
-            Self::Input(view) => *view,
-            Self::Buffer(buffer) => buffer.view(),
-            Self::Output(view) => view.as_view(),
-            // Steps are recorded after those whose outputs they use.
-            Self::Nothing => unreachable!("a value is used before it is made"),
-        }
+        let arrays = program.node(&inputs, self.contiguous, self.places)?;
+        Ok((arrays, program))
     }
 
-    fn view_mut(&mut self) -> HostViewMut<'_> {
-        match self {
-            Self::Buffer(buffer) => buffer.view_mut(),
-            Self::Output(view) => view.reborrow(),
-            // `run` makes one of those of every output.
-            Self::Nothing | Self::Input(_) => unreachable!("a step writes to an input"),
-        }
-    }
-}
-
-thread_local! {
-    /// Buffers of steps that are done with them.
-    static SPARE: RefCell<Vec<HostBuffer>> = const { RefCell::new(Vec::new()) };
-}
-
-impl Node {
-    /// Lets threads that wait after step `index` read the weights that the next product needs,
-    /// and says which step that is. After the last one it is the first: there will be a next
-    /// token.
-    fn announce_after(&self, index: usize) -> usize {
-        let few = |recorded: &Recorded| {
-            let shape = recorded.inputs.first().map(|&x| &self.slots[x].shape[..]);
-            let (_, rows) = shape.and_then(<[i32]>::split_last)?;
-            let rows = rows.iter().product();
-            (0..=FEW_ROWS).contains(&rows).then_some(())
-        };
-        let steps = self.steps.iter().enumerate();
-        let mut later = steps.skip(index + 1);
-        let next = later.find(|(_, recorded)| few(recorded).is_some() && recorded.step.expect());
-        if next.is_none() {
-            self.steps
-                .iter()
-                .find(|recorded| few(recorded).is_some() && recorded.step.expect());
-        }
-        next.map_or(usize::MAX, |(index, _)| index)
-    }
-}
-
-/// The most rows of activations with which a product waits for its weights.
-const FEW_ROWS: i32 = 4;
-
-impl HostOp for Node {
-    fn name(&self) -> &'static str {
-        match &self.steps[..] {
-            [step] => step.step.name(),
-            _ => "sequence",
-        }
+    /// The shape and type of what it was started with, where it has no other input than that and
+    /// nodes that have to run before.
+    pub(super) fn only_input(&self) -> Option<(&[i32], Dtype)> {
+        let slot = self.slots.first()?;
+        let only = self.inputs.len() == 1 + self.after.len() && slot.origin == Origin::Input(0);
+        only.then_some((&slot.shape[..], slot.dtype))
     }
 
-    fn outputs(&self, _inputs: &[&Array]) -> mlex_core::Result<Vec<HostOutput>> {
-        Ok(self.specs.clone())
-    }
-
-    fn contiguous(&self, index: usize) -> bool {
-        self.contiguous[index]
-    }
-
-    fn run(
-        &self,
-        inputs: &[HostView<'_>],
-        outputs: &mut [HostViewMut<'_>],
-    ) -> mlex_core::Result<()> {
-        let mut held: Vec<Held<'_>> = self
-            .slots
-            .iter()
-            .map(|slot| match slot.origin {
-                Origin::Input(index) => Held::Input(inputs[index]),
-                _ => Held::Nothing,
-            })
-            .collect();
-        for (&slot, output) in self.outputs.iter().zip(outputs) {
-            held[slot] = Held::Output(output.reborrow());
-        }
-        let mut spare = SPARE.take();
-        let mut announced = 0;
-        let result = self
-            .steps
-            .iter()
-            .enumerate()
-            .try_for_each(|(index, recorded)| {
-                if index == announced {
-                    announced = self.announce_after(index);
-                }
-                let mut targets: SmallVec<[Held<'_>; 4]> = SmallVec::new();
-                for &slot in &recorded.outputs {
-                    let mut target = std::mem::take(&mut held[slot]);
-                    if matches!(target, Held::Nothing) {
-                        let mut buffer = spare.pop().unwrap_or_default();
-                        let Slot { shape, dtype, .. } = &self.slots[slot];
-                        buffer.resize(shape, *dtype)?;
-                        target = Held::Buffer(buffer);
-                    }
-                    targets.push(target);
-                }
-                {
-                    let views: SmallVec<[HostView<'_>; 6]> = recorded
-                        .inputs
-                        .iter()
-                        .map(|&slot| held[slot].view())
-                        .collect();
-                    let mut targets: SmallVec<[HostViewMut<'_>; 4]> =
-                        targets.iter_mut().map(Held::view_mut).collect();
-                    recorded.step.run(&views, &mut targets)?;
-                }
-                for (&slot, target) in recorded.outputs.iter().zip(targets) {
-                    held[slot] = target;
-                }
-                for &slot in recorded.inputs.iter().chain(&recorded.outputs) {
-                    if self.last_use[slot] == index
-                        && let Held::Buffer(_) = held[slot]
-                        && let Held::Buffer(buffer) = std::mem::take(&mut held[slot])
-                    {
-                        spare.push(buffer);
-                    }
-                }
-                Ok(())
-            });
-        SPARE.set(spare);
-        result
+    /// How many places steps attend to.
+    pub(super) fn places(&self) -> usize {
+        self.places.len()
     }
 }

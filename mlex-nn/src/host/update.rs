@@ -1,11 +1,16 @@
 //! What becomes of caches when a sequence that writes to them is finished.
 
-use mlex_core::Array;
+use std::sync::Arc;
 
+use mlex_core::Array;
+use smallvec::SmallVec;
+
+use super::node::{Place, Program};
+use super::replay::Replay;
 use super::sequence::{Sequence, Value};
 use crate::Result;
 use crate::cache::memory::{Marker, Plan, Target};
-use crate::cache::{ConvCache, KvCache, LayerCache, RecurrentCache, RecurrentState};
+use crate::cache::{ConvCache, KvCache, LayerCache, Offset, RecurrentCache, RecurrentState};
 
 /// What becomes of a cache when the sequence that writes to it is finished.
 #[derive(Debug)]
@@ -26,7 +31,7 @@ enum Change {
 }
 
 /// What a sequence gives for an update.
-enum Made {
+pub(super) enum Made {
     Keys(Marker),
     State(RecurrentState),
     Rows(Array),
@@ -59,6 +64,21 @@ impl CacheUpdate {
         }
     }
 
+    /// How many positions are new.
+    pub(super) fn new_positions(&self) -> i32 {
+        self.new
+    }
+
+    /// Where the keys and values of tokens from `offset` on are.
+    pub(super) fn place(&self, offset: &Offset) -> Option<Place> {
+        let (target, seen) = self.seen()?;
+        Some(Place {
+            offsets: SmallVec::from_slice(offset.positions()),
+            target: target.clone(),
+            seen: super::size(seen),
+        })
+    }
+
     /// The values that the sequence has to finish with.
     fn values(&self) -> impl Iterator<Item = Value> {
         let values = match self.change {
@@ -69,7 +89,7 @@ impl CacheUpdate {
         values.into_iter().flatten()
     }
 
-    fn apply_to_keys(&self, cache: &mut KvCache, made: Made) {
+    pub(super) fn apply_to_keys(&self, cache: &mut KvCache, made: Made) {
         if let (Change::Keys { plan, .. }, Made::Keys(marker)) = (&self.change, made) {
             cache.commit(plan, self.new, marker);
         }
@@ -118,6 +138,24 @@ impl Sequence {
         Ok(output)
     }
 
+    /// The same, and how it is done again for other tokens, where it can be.
+    ///
+    /// # Errors
+    /// As [`finish_updating`](Self::finish_updating).
+    pub fn finish_replayable(
+        self,
+        output: Value,
+        updates: &[CacheUpdate],
+        caches: &mut [LayerCache],
+    ) -> Result<(Array, Option<Replay>)> {
+        let record = Replay::prepare(&self, updates);
+        let (output, made, program) = self.finish_with_program(output, updates)?;
+        for ((update, made), cache) in updates.iter().zip(made).zip(caches) {
+            update.apply(cache, made)?;
+        }
+        Ok((output, record.map(|record| record.of(program))))
+    }
+
     /// The same with the cache of one attention layer.
     pub(crate) fn finish_keys(
         self,
@@ -162,9 +200,18 @@ impl Sequence {
 
     /// The output, and what there is for each update.
     fn finish_with(self, output: Value, updates: &[CacheUpdate]) -> Result<(Array, Vec<Made>)> {
+        let (output, made, _) = self.finish_with_program(output, updates)?;
+        Ok((output, made))
+    }
+
+    fn finish_with_program(
+        self,
+        output: Value,
+        updates: &[CacheUpdate],
+    ) -> Result<(Array, Vec<Made>, Arc<Program>)> {
         let values = updates.iter().flat_map(CacheUpdate::values);
         let values: Vec<Value> = values.chain([output]).collect();
-        let mut arrays = self.finish(&values)?;
+        let (mut arrays, program) = self.finish_program(&values)?;
         // One for each value.
         let output = arrays.pop().unwrap_or_else(|| unreachable!("no output"));
         let marker = Marker::new(&output);
@@ -178,6 +225,6 @@ impl Sequence {
             Change::Rows { .. } => Some(Made::Rows(arrays.next()?)),
         });
         let made = made.collect();
-        Ok((output, made))
+        Ok((output, made, program))
     }
 }

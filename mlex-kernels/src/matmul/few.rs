@@ -16,7 +16,7 @@ use crate::simd::{Kind, Level, Vector};
 use crate::threads::{Columns, Expectation, Upcoming, parallel_columns, threads};
 
 /// Bytes of weights that one task reads, about.
-const TASK: usize = 32 << 10;
+const TASK: usize = 16 << 10;
 
 /// The most columns of a task.
 const MAX_COLUMNS: usize = 256;
@@ -267,7 +267,7 @@ fn task_columns(part: &Part<'_>, k: usize) -> usize {
     };
     let second = part.second.as_ref().map_or(0, |(side, _)| bytes(side));
     let by_size = (TASK / (bytes(&part.first) + second).max(1)).max(8);
-    let by_threads = part.columns.div_ceil(4 * threads());
+    let by_threads = part.columns.div_ceil(8 * threads());
     by_size
         .min(by_threads)
         .next_multiple_of(8)

@@ -241,6 +241,12 @@ impl HostBuffer {
         Ok(())
     }
 
+    /// Asks the system for huge pages, as
+    /// [`HostConstant::prefer_huge_pages`](HostConstant::prefer_huge_pages) does.
+    pub fn prefer_huge_pages(&self) {
+        ffi::prefer_huge_pages(ffi::words_as_bytes(&self.memory), false);
+    }
+
     fn parts(&self) -> (usize, Dtype) {
         let dtype = self.dtype.unwrap_or(Dtype::Uint8);
         // As `resize` has counted them.

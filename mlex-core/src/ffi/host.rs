@@ -308,8 +308,7 @@ impl Pinned {
 
     /// Asks for huge pages, where there are any.
     pub(crate) fn prefer_huge_pages(&self) {
-        #[cfg(target_os = "linux")]
-        super::huge_pages::prefer(self.view().bytes);
+        prefer_huge_pages(self.view().bytes, true);
     }
 
     pub(crate) fn view(&self) -> HostView<'_> {
@@ -322,6 +321,14 @@ impl Pinned {
             dtype: self.dtype,
         }
     }
+}
+
+/// Asks for huge pages for this memory, where there are any; once, if it is `lasting`.
+pub(crate) fn prefer_huge_pages(bytes: &[u8], lasting: bool) {
+    #[cfg(target_os = "linux")]
+    super::huge_pages::prefer(bytes, lasting);
+    #[cfg(not(target_os = "linux"))]
+    let _ = (bytes, lasting);
 }
 
 /// The bytes of words, which are aligned for every element type.

@@ -12,33 +12,45 @@ const HUGE: usize = 2 << 20;
 /// What is smaller is not worth a call.
 const SMALL: usize = 64 << 10;
 
+/// Memory to be put into huge pages.
+struct Range {
+    start: usize,
+    end: usize,
+    /// It holds weights, which stay where they are: asked for once.
+    lasting: bool,
+}
+
 /// Asks Linux (6.1 or later) to put this memory into huge pages, on a thread of its own, since that
 /// takes about as long as copying it. Nothing but time depends on it: where it cannot be done, or
 /// no huge page is free, all stays as it is.
-pub(super) fn prefer(bytes: &[u8]) {
-    static QUEUE: OnceLock<Option<Sender<(usize, usize)>>> = OnceLock::new();
+pub(super) fn prefer(bytes: &[u8], lasting: bool) {
+    static QUEUE: OnceLock<Option<Sender<Range>>> = OnceLock::new();
     if bytes.len() < SMALL {
         return;
     }
-    let start = bytes.as_ptr().addr();
     let queue = QUEUE.get_or_init(|| {
-        let (queue, ranges) = channel::<(usize, usize)>();
+        let (queue, ranges) = channel::<Range>();
         let name = "mlex-huge-pages".to_owned();
         let spawned = thread::Builder::new().name(name).spawn(move || {
             let mut asked = HashSet::new();
-            for (start, end) in ranges {
-                let first = start / HUGE * HUGE;
-                let blocks = (first..end).step_by(HUGE);
-                blocks
-                    .filter(|block| asked.insert(*block))
+            for range in ranges {
+                let first = range.start / HUGE * HUGE;
+                (first..range.end)
+                    .step_by(HUGE)
+                    .filter(|block| asked.insert(*block) || !range.lasting)
                     .for_each(collapse);
             }
         });
         spawned.ok().map(|_| queue)
     });
     if let Some(queue) = queue {
+        let start = bytes.as_ptr().addr();
         // Fails when the thread has ended, which it never does.
-        let _ = queue.send((start, start + bytes.len()));
+        let _ = queue.send(Range {
+            start,
+            end: start + bytes.len(),
+            lasting,
+        });
     }
 }
 

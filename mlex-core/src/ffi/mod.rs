@@ -36,7 +36,8 @@ pub(crate) use handle::{
     ArrayHandle, DeviceHandle, StreamHandle, StringHandle, VectorHandle, c_string,
 };
 pub(crate) use host::{
-    Pinned, check_failures, host_op, host_slice, host_slice_mut, words_as_bytes, words_as_bytes_mut,
+    Pinned, check_failures, host_op, host_slice, host_slice_mut, prefer_huge_pages, words_as_bytes,
+    words_as_bytes_mut,
 };
 
 static LOCK: Mutex<()> = Mutex::new(());

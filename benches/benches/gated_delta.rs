@@ -2,26 +2,14 @@
 //! tokens per second, with mlex's kernels, with MLX's operations in chunks, and as a graph that
 //! goes from token to token, which is how the layer is usually ported (the rule alone, without
 //! projections; `between-projections` is the kernel without them, which does the convolution and
-//! the norms too).
+//! the norms too; `projections` are the projections alone).
 
-use std::collections::BTreeMap;
-use std::time::Duration;
-
-use criterion::{
-    BenchmarkId, Criterion, SamplingMode, Throughput, criterion_group, criterion_main,
-};
-use mlex_benches::{Backend, normal, short};
-use mlex_core::{Array, Dtype, QuantizationMode, Quantized, QuantizedWeight, Result, eval};
-use mlex_kernels::{DeltaInputs, DeltaLayer, DeltaShape, Floats, Strided, gated_delta};
-use mlex_nn::{
-    GatedDeltaConfig, GatedDeltaNet, LazyTensor, QuantizationConfig, RecurrentCache, Weights,
-};
-
-const LAYOUT: Quantized = Quantized {
-    bits: 4,
-    group_size: 64,
-    mode: QuantizationMode::Affine,
-};
+use criterion::{Criterion, criterion_group, criterion_main};
+use mlex_benches::normal;
+use mlex_benches::recurrent::{Projection, Subject, bench, numbers, rows};
+use mlex_core::{Array, Dtype, Result, eval};
+use mlex_kernels::{DeltaInputs, DeltaLayer, DeltaShape, Floats, gated_delta};
+use mlex_nn::{GatedDeltaConfig, GatedDeltaNet, RecurrentCache, Weights};
 
 const SHAPES: [(&str, GatedDeltaConfig); 2] = [
     ("qwen3.5-0.8b", shape(1024, 16)),
@@ -40,80 +28,80 @@ const fn shape(hidden_size: i32, num_value_heads: i32) -> GatedDeltaConfig {
     }
 }
 
-/// A layer with random weights, projections quantized, the rest in `dtype`.
-fn layer(config: &GatedDeltaConfig, dtype: Dtype) -> mlex_nn::Result<GatedDeltaNet> {
-    let (hidden, heads) = (config.hidden_size, config.num_value_heads);
-    let (channels, values) = (config.conv_dim(), config.value_dim());
-    let mut tensors = BTreeMap::new();
-    let mut put = |name: String, array: Array| {
-        tensors.insert(name, LazyTensor::ready(array));
-    };
-    for (seed, (name, rows, columns)) in [
-        ("in_proj_qkv", channels, hidden),
-        ("in_proj_z", values, hidden),
-        ("in_proj_b", heads, hidden),
-        ("in_proj_a", heads, hidden),
-        ("out_proj", hidden, values),
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let scale = (columns as f32).powf(-0.5);
-        let weight = normal(&[rows, columns], dtype, seed as u64)?.multiply(scale)?;
-        let QuantizedWeight {
-            weight,
-            scales,
-            biases,
-            ..
-        } = QuantizedWeight::quantize(&weight, LAYOUT)?;
-        put(format!("{name}.weight"), weight);
-        put(format!("{name}.scales"), scales);
-        if let Some(biases) = biases {
-            put(format!("{name}.biases"), biases);
+struct Delta(GatedDeltaNet);
+
+impl Subject for Delta {
+    type Config = GatedDeltaConfig;
+
+    fn hidden_size(config: &GatedDeltaConfig) -> i32 {
+        config.hidden_size
+    }
+
+    fn projections(config: &GatedDeltaConfig) -> Vec<Projection> {
+        let (hidden, values) = (config.hidden_size, config.value_dim());
+        let inputs = [
+            ("in_proj_qkv", config.conv_dim()),
+            ("in_proj_z", values),
+            ("in_proj_b", config.num_value_heads),
+            ("in_proj_a", config.num_value_heads),
+        ];
+        let inputs = inputs.map(|(name, output)| Projection {
+            name,
+            input: hidden,
+            output,
+        });
+        let output = Projection {
+            name: "out_proj",
+            input: values,
+            output: hidden,
+        };
+        inputs.into_iter().chain([output]).collect()
+    }
+
+    fn tensors(config: &GatedDeltaConfig, dtype: Dtype) -> Result<Vec<(&'static str, Array)>> {
+        let heads = config.num_value_heads;
+        let taps = [config.conv_dim(), config.conv_kernel, 1];
+        Ok(vec![
+            ("conv1d.weight", normal(&taps, dtype, 11)?),
+            ("A_log", normal(&[heads], Dtype::Float32, 12)?),
+            ("dt_bias", normal(&[heads], dtype, 13)?),
+            ("norm.weight", normal(&[config.value_head_dim], dtype, 14)?),
+        ])
+    }
+
+    fn load(weights: &Weights, config: &GatedDeltaConfig) -> mlex_nn::Result<Self> {
+        GatedDeltaNet::load(weights, config).map(Self)
+    }
+
+    fn forward(&self, x: &Array, cache: &mut RecurrentCache) -> mlex_nn::Result<Array> {
+        self.0.forward(x, cache)
+    }
+
+    fn between(config: &GatedDeltaConfig, length: usize) -> Result<impl FnMut()> {
+        let mut between = Between::new(config, length)?;
+        Ok(move || between.run())
+    }
+
+    fn token_by_token(config: &GatedDeltaConfig, length: i32) -> Result<()> {
+        let (heads, dim) = (config.num_value_heads, config.key_head_dim);
+        let row = |seed| normal(&[length, heads, 1, dim], Dtype::Float32, seed)?.multiply(0.1);
+        let (q, k) = (row(1)?, row(2)?);
+        let v = normal(&[length, heads, dim, 1], Dtype::Float32, 3)?;
+        let gate = normal(&[length, heads, 1, 1], Dtype::Float32, 4)?.sigmoid()?;
+        let mut state = Array::zeros(&[heads, dim, dim], Dtype::Float32)?;
+        let mut outputs = Vec::new();
+        for t in 0..length {
+            let at = |x: &Array| x.at(0, t);
+            let (q, k, v, gate) = (at(&q)?, at(&k)?, at(&v)?, at(&gate)?);
+            state = state.multiply(&gate)?;
+            let known = state.multiply(&k)?.sum(&[-1], true)?;
+            let u = v.subtract(&known)?.multiply(&gate)?;
+            state = state.add(&u.multiply(&k)?)?;
+            outputs.push(state.multiply(&q)?.sum(&[-1], false)?);
         }
+        let y = Array::stack(&outputs, 0)?;
+        eval([&y, &state])
     }
-    put(
-        "conv1d.weight".into(),
-        normal(&[channels, 4, 1], dtype, 11)?,
-    );
-    put("A_log".into(), normal(&[heads], Dtype::Float32, 12)?);
-    put("dt_bias".into(), normal(&[heads], dtype, 13)?);
-    put(
-        "norm.weight".into(),
-        normal(&[config.value_head_dim], dtype, 14)?,
-    );
-    let weights = Weights::new(tensors, QuantizationConfig::uniform(LAYOUT));
-    let layer = GatedDeltaNet::load(&weights, config)?;
-    weights.finish()?;
-    Ok(layer)
-}
-
-/// Runs the layer once over `x` and computes the output and the state.
-fn run(layer: &GatedDeltaNet, x: &Array, cache: &mut RecurrentCache) -> mlex_nn::Result<()> {
-    let y = layer.forward(x, cache)?;
-    Ok(eval(std::iter::once(&y).chain(cache.arrays()))?)
-}
-
-/// The rule by a few operations for each of `length` tokens.
-fn token_by_token(config: &GatedDeltaConfig, length: i32) -> Result<()> {
-    let (heads, dim) = (config.num_value_heads, config.key_head_dim);
-    let row = |seed| normal(&[length, heads, 1, dim], Dtype::Float32, seed)?.multiply(0.1);
-    let (q, k) = (row(1)?, row(2)?);
-    let v = normal(&[length, heads, dim, 1], Dtype::Float32, 3)?;
-    let gate = normal(&[length, heads, 1, 1], Dtype::Float32, 4)?.sigmoid()?;
-    let mut state = Array::zeros(&[heads, dim, dim], Dtype::Float32)?;
-    let mut outputs = Vec::new();
-    for t in 0..length {
-        let at = |x: &Array| x.at(0, t);
-        let (q, k, v, gate) = (at(&q)?, at(&k)?, at(&v)?, at(&gate)?);
-        state = state.multiply(&gate)?;
-        let known = state.multiply(&k)?.sum(&[-1], true)?;
-        let u = v.subtract(&known)?.multiply(&gate)?;
-        state = state.add(&u.multiply(&k)?)?;
-        outputs.push(state.multiply(&q)?.sum(&[-1], false)?);
-    }
-    let y = Array::stack(&outputs, 0)?;
-    eval([&y, &state])
 }
 
 /// What the kernel computes between the projections, of random ones.
@@ -139,18 +127,17 @@ impl Between {
             value_dim: size(config.value_head_dim),
             kernel: size(config.conv_kernel),
         };
-        let random = |count: usize, seed| normal(&[count as i32], Dtype::Float32, seed)?.to_vec();
         let (heads, values) = (shape.value_heads, shape.value_heads * shape.value_dim);
         Ok(Self {
             projected: [
-                random(length * shape.channels(), 1)?,
-                random(length * values, 2)?,
-                random(length * heads, 3)?,
-                random(length * heads, 4)?,
+                numbers(length * shape.channels(), 1)?,
+                numbers(length * values, 2)?,
+                numbers(length * heads, 3)?,
+                numbers(length * heads, 4)?,
             ],
-            conv: random(shape.channels() * shape.kernel, 5)?,
-            per_head: random(heads, 6)?,
-            norm: random(shape.value_dim, 7)?,
+            conv: numbers(shape.channels() * shape.kernel, 5)?,
+            per_head: numbers(heads, 6)?,
+            norm: numbers(shape.value_dim, 7)?,
             out: vec![0.0; length * values],
             state: vec![0.0; values * shape.key_dim],
             shape,
@@ -163,14 +150,11 @@ impl Between {
             self.shape.value_heads,
             self.shape.value_heads * self.shape.value_dim,
         );
-        fn strided(data: &[f32], stride: usize) -> Strided<'_, f32> {
-            Strided { data, stride }
-        }
         let inputs = DeltaInputs {
-            qkv: strided(qkv, self.shape.channels()),
-            gate: strided(gate, values),
-            beta: strided(beta, heads),
-            decay: strided(decay, heads),
+            qkv: rows(qkv, self.shape.channels()),
+            gate: rows(gate, values),
+            beta: rows(beta, heads),
+            decay: rows(decay, heads),
             before: &[],
             padding: &[],
         };
@@ -189,51 +173,7 @@ impl Between {
 
 fn layers(c: &mut Criterion) {
     for (name, config) in SHAPES {
-        let mut group = c.benchmark_group(format!("gated_delta/{name}"));
-        group
-            .sample_size(10)
-            .sampling_mode(SamplingMode::Flat)
-            .warm_up_time(Duration::from_millis(300))
-            .measurement_time(Duration::from_secs(1));
-        for dtype in [Dtype::Float32, Dtype::Bfloat16] {
-            let layer = layer(&config, dtype).expect("valid shapes");
-            for (backend, length) in [
-                (Backend::Kernels, 1),
-                (Backend::Kernels, 512),
-                (Backend::Kernels, 2048),
-                (Backend::Kernels, 8192),
-                (Backend::Mlx, 512),
-            ] {
-                let dims = [1, length, config.hidden_size];
-                let x = normal(&dims, dtype, 0).expect("a valid shape");
-                backend.select();
-                group.throughput(Throughput::Elements(length as u64));
-                let id = BenchmarkId::new(format!("{backend}-{}", short(dtype)), length);
-                // A step goes on from a state, a prompt starts without one.
-                let mut state = RecurrentCache::default();
-                run(&layer, &x, &mut state).expect("valid");
-                group.bench_function(id, |b| {
-                    b.iter(|| {
-                        if length > 1 {
-                            state = RecurrentCache::default();
-                        }
-                        run(&layer, &x, &mut state).expect("valid");
-                    });
-                });
-            }
-        }
-        let length = 2048;
-        let mut between = Between::new(&config, length).expect("valid shapes");
-        group.throughput(Throughput::Elements(length as u64));
-        group.bench_function(BenchmarkId::new("between-projections", length), |b| {
-            b.iter(|| between.run());
-        });
-        let length = 256;
-        group.throughput(Throughput::Elements(length as u64));
-        group.bench_function(BenchmarkId::new("token-by-token", length), |b| {
-            b.iter(|| token_by_token(&config, length).expect("valid"));
-        });
-        group.finish();
+        bench::<Delta>(c, &format!("gated_delta/{name}"), &config);
     }
 }
 

@@ -5,6 +5,8 @@
 //! in it, but not that of starting an evaluation.
 #![forbid(unsafe_code)]
 
+pub mod recurrent;
+
 use std::fmt;
 
 use mlex_core::{Array, Dtype, Result, eval, random};

@@ -40,6 +40,10 @@ enum Decay {
     All,
 }
 
+fn strided<T>(data: &[T], stride: usize) -> Strided<'_, T> {
+    Strided { data, stride }
+}
+
 impl<T: Element> Problem<T> {
     fn new(shape: Mamba2Shape, decay: Decay, gap: usize, seed: u64) -> Self {
         let mut r = Random::new(seed);
@@ -84,9 +88,6 @@ impl<T: Element> Problem<T> {
     }
 
     fn inputs(&self) -> Mamba2Inputs<'_, T> {
-        fn strided<T>(data: &[T], stride: usize) -> Strided<'_, T> {
-            Strided { data, stride }
-        }
         Mamba2Inputs {
             gate: strided(&self.gate, self.shape.inner() + self.gap),
             channels: strided(&self.channels, self.shape.channels() + self.gap),
@@ -235,6 +236,62 @@ impl<T: Element> Problem<T> {
             );
         });
     }
+
+    /// Compares one call with calls for the positions up to each of `ends`.
+    fn check_pieces(&self, ends: &[usize]) {
+        let (expected, expected_state) = self.run();
+        let whole = self.shape;
+        let mut state = self.state.clone();
+        let mut before = self.before.clone();
+        let mut out = vec![vec![]; whole.batch];
+        let mut first = 0;
+        for &end in ends {
+            let shape = Mamba2Shape {
+                length: end - first,
+                ..whole
+            };
+            let rows = |data: &[T], width: usize| -> Vec<T> {
+                let batches = data.chunks(whole.length * (width + self.gap));
+                let parts = batches.flat_map(|rows| {
+                    let rows = rows.chunks(width + self.gap).skip(first).take(end - first);
+                    rows.flat_map(|row| row[..width].to_vec())
+                });
+                parts.collect()
+            };
+            let (gate, channels, dt) = (
+                rows(&self.gate, shape.inner()),
+                rows(&self.channels, shape.channels()),
+                rows(&self.dt, shape.heads),
+            );
+            let left = |&count: &usize| count.min(end).saturating_sub(first);
+            let padding: Vec<usize> = self.padding.iter().map(left).collect();
+            let inputs = Mamba2Inputs {
+                gate: strided(&gate, shape.inner()),
+                channels: strided(&channels, shape.channels()),
+                dt: strided(&dt, shape.heads),
+                before: &before,
+                padding: &padding,
+            };
+            let rows = shape.batch * shape.length;
+            let mut y = vec![T::from_f32(f32::NAN); rows * shape.inner()];
+            mamba2(&mut y, &mut state, &inputs, &self.layer(), &shape).unwrap();
+            let kept = shape.batch * (shape.kernel - 1);
+            let mut tail = vec![T::from_f32(f32::NAN); kept * shape.channels()];
+            mamba2_tail(&mut tail, &inputs, &shape).unwrap();
+            before = tail;
+            if shape.length > 0 {
+                for (out, y) in out.iter_mut().zip(y.chunks(shape.length * shape.inner())) {
+                    out.extend_from_slice(y);
+                }
+            }
+            first = end;
+        }
+        let wide = |x: &T| f64::from(x.to_f32());
+        let expected: Vec<f64> = expected.iter().map(wide).collect();
+        close("output", out.concat().iter().map(wide), &expected, 1e-4);
+        let expected: Vec<f64> = expected_state.into_iter().map(f64::from).collect();
+        close("state", state.into_iter().map(f64::from), &expected, 1e-4);
+    }
 }
 
 #[track_caller]
@@ -291,60 +348,33 @@ proptest! {
         cut in 0usize..70,
         seed: u64,
     ) {
-        let whole = Problem::<f32>::new(shape, Decay::Any, 0, seed);
-        let (expected, expected_state) = whole.run();
-        let cut = cut.min(shape.length);
-        let mut state = whole.state.clone();
-        let mut before = whole.before.clone();
-        let mut out = vec![vec![]; shape.batch];
-        for (first, end) in [(0, cut), (cut, shape.length)] {
-            let shape = Mamba2Shape { length: end - first, ..shape };
-            let rows = |data: &[f32], width: usize| -> Vec<f32> {
-                let batches = data.chunks(whole.shape.length * width);
-                batches.flat_map(|rows| rows[first * width..end * width].to_vec()).collect()
-            };
-            let (gate, channels, dt) = (
-                rows(&whole.gate, shape.inner()),
-                rows(&whole.channels, shape.channels()),
-                rows(&whole.dt, shape.heads),
-            );
-            let padding: Vec<usize> = whole
-                .padding
-                .iter()
-                .map(|&count| count.min(end).saturating_sub(first))
-                .collect();
-            fn strided(data: &[f32], stride: usize) -> Strided<'_, f32> {
-                Strided { data, stride }
-            }
-            let inputs = Mamba2Inputs {
-                gate: strided(&gate, shape.inner()),
-                channels: strided(&channels, shape.channels()),
-                dt: strided(&dt, shape.heads),
-                before: &before,
-                padding: &padding,
-            };
-            let mut y = vec![f32::NAN; shape.batch * shape.length * shape.inner()];
-            mamba2(&mut y, &mut state, &inputs, &whole.layer(), &shape).unwrap();
-            let kept = shape.kernel - 1;
-            let mut tail = vec![f32::NAN; shape.batch * kept * shape.channels()];
-            mamba2_tail(&mut tail, &inputs, &shape).unwrap();
-            before = tail;
-            if shape.length > 0 {
-                for (out, y) in out.iter_mut().zip(y.chunks(shape.length * shape.inner())) {
-                    out.extend_from_slice(y);
-                }
-            }
-        }
-        let expected: Vec<f64> = expected.into_iter().map(f64::from).collect();
-        close("output", out.concat().into_iter().map(f64::from), &expected, 1e-4);
-        let expected: Vec<f64> = expected_state.into_iter().map(f64::from).collect();
-        close("state", state.into_iter().map(f64::from), &expected, 1e-4);
+        let problem = Problem::<f32>::new(shape, Decay::Any, 0, seed);
+        problem.check_pieces(&[cut.min(shape.length), shape.length]);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn chunks_are_single_steps(
+        length in 1usize..=4096,
+        (groups, per_group) in (1usize..3, 1usize..3),
+        (head_dim, state) in (1usize..20, 1usize..20),
+        decay in decays(),
+        seed: u64,
+    ) {
+        let heads = groups * per_group;
+        let shape = Mamba2Shape { batch: 1, length, heads, head_dim, groups, state, kernel: 4 };
+        let problem = Problem::<f32>::new(shape, decay, 0, seed);
+        let steps: Vec<usize> = (1..=length).collect();
+        problem.check_pieces(&steps);
     }
 }
 
 #[test]
 fn long_prompts() {
-    for (length, decay) in [(4096, Decay::Any), (1000, Decay::None), (300, Decay::All)] {
+    for (length, decay) in [(4096, Decay::Any), (4096, Decay::None), (4096, Decay::All)] {
         let shape = Mamba2Shape {
             batch: 1,
             length,

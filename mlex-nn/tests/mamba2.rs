@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 
 use mlex_core::{Array, Dtype, random};
 use mlex_nn::mamba2::{ScanInputs, mamba2_scan};
@@ -37,6 +38,9 @@ fn assert_close(found: &Array, expected: &[f64], tolerance: f64) {
         );
     }
 }
+
+/// Held by tests that turn the kernels off, which is for the whole process.
+static KERNELS: Mutex<()> = Mutex::new(());
 
 /// Inputs of a scan.
 struct Case {
@@ -125,6 +129,23 @@ fn chunks_give_what_single_steps_give() {
         let (found, last) = case.scan(0, sizes[1] as i32, None);
         assert_close(&found, &y, 1e-5);
         assert_close(&last, &state, 1e-5);
+    }
+}
+
+#[test]
+fn long_scans_are_single_steps() {
+    let lengths = uniform(90, 100.0, 4096.0, &[4]).to_vec::<f32>().unwrap();
+    let lengths = lengths.into_iter().map(|length| length as usize);
+    for (index, length) in lengths.chain([4096]).enumerate() {
+        // What decays fast, hardly and not at all.
+        for (low, high) in [(-40.0, -1.0), (-0.01, -0.001), (0.0, 0.0)] {
+            let mut case = Case::new([1, length, 4, 3, 2, 5], 100 + 10 * index as u64);
+            case.a = uniform(index as u64, low, high, &[4]);
+            let (y, state) = case.expected();
+            let (found, last) = case.scan(0, length as i32, None);
+            assert_close(&found, &y, 2e-5);
+            assert_close(&last, &state, 2e-5);
+        }
     }
 }
 
@@ -262,6 +283,7 @@ fn pieces_and_padded_rows_give_what_the_whole_gives() {
 
 #[test]
 fn the_kernel_and_its_plain_twin_agree() {
+    let _kernels = KERNELS.lock();
     let layer = layer(false);
     for dtype in [Dtype::Float32, Dtype::Bfloat16, Dtype::Float16] {
         // In one go, in chunks with a rest, and step by step.
@@ -293,6 +315,36 @@ fn the_kernel_and_its_plain_twin_agree() {
                 assert_eq!(found.dtype(), plain.dtype());
                 assert_close(found, &f64s(plain), tolerance);
             }
+        }
+    }
+}
+
+/// By the kernels and by MLX's operations, in one go and position by position.
+#[test]
+fn a_long_prompt_is_its_single_steps() {
+    let _kernels = KERNELS.lock();
+    let (layer, length) = (layer(false), 4096);
+    let x = normal(61, &[1, length, 12]);
+    let whole = |kernels: bool| {
+        dispatch::set_kernels(kernels);
+        let mut cache = RecurrentCache::default();
+        let y = layer.forward(&x, &mut cache).unwrap();
+        y.eval().unwrap();
+        dispatch::set_kernels(true);
+        (y, cache)
+    };
+    let mut cache = RecurrentCache::default();
+    let steps = (0..length).map(|at| {
+        let x = x.slice_axis(1, at, at + 1).unwrap();
+        let y = layer.forward(&x, &mut cache).unwrap();
+        y.eval().unwrap();
+        y
+    });
+    let steps = Array::concatenate(&steps.collect::<Vec<_>>(), 1).unwrap();
+    for (y, after) in [whole(true), whole(false)] {
+        assert_close(&y, &f64s(&steps), 1e-4);
+        for (found, expected) in after.arrays().zip(cache.arrays()) {
+            assert_close(found, &f64s(expected), 1e-4);
         }
     }
 }

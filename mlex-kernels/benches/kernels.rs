@@ -1,8 +1,11 @@
 //! Throughput of the kernels at the shapes of SmolLM2-135M, Qwen3-0.6B and Qwen3-8B: GB/s of
 //! weights for few rows, FLOP/s (as elements) for many.
 
+mod common;
+
 use std::hint::black_box;
 
+use common::noise;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::{bf16, f16};
 use mlex_kernels::{
@@ -10,19 +13,6 @@ use mlex_kernels::{
     Precision, Projection, QuantizedWeight, Scales, attention, gated, linear, project_gated,
     quantized_matmul, rms_norm,
 };
-
-/// Numbers that look like noise, the same each time.
-fn noise(n: usize) -> Vec<f32> {
-    let mut state = 1u64;
-    (0..n)
-        .map(|_| {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
-            (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-        })
-        .collect()
-}
 
 /// Bytes of weights for few rows; operations otherwise.
 fn throughput(m: usize, n: usize, k: usize, bytes: usize) -> Throughput {

@@ -1,36 +1,16 @@
 //! A Mamba 2 layer between its projections, with the sizes of Nemotron Nano 2 (9B) and of a small
-//! hybrid: prompts of several lengths in FLOP/s of the recurrence (as elements: two products of a
-//! state and a row per position and head), and a decode step in GB/s of the state, read and
-//! written.
+//! hybrid: prompts of several lengths (the recurrence has two products of a state and a row per
+//! position and head), and a decode step.
 
-use std::time::Duration;
+mod common;
 
-use criterion::{
-    BenchmarkId, Criterion, SamplingMode, Throughput, criterion_group, criterion_main,
-};
-use mlex_kernels::{Floats, Mamba2Inputs, Mamba2Layer, Mamba2Shape, Strided, mamba2};
-
-/// Numbers that look like noise, the same each time.
-fn noise(n: usize) -> Vec<f32> {
-    let mut state = 1u64;
-    (0..n)
-        .map(|_| {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
-            (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-        })
-        .collect()
-}
+use common::{Recurrent, noise, rows};
+use criterion::{Criterion, criterion_group, criterion_main};
+use mlex_kernels::{Floats, Mamba2Inputs, Mamba2Layer, Mamba2Shape, mamba2};
 
 fn scan(c: &mut Criterion) {
     for (name, heads, head_dim) in [("nemotron-nano-9b", 128, 80), ("small", 32, 64)] {
-        let mut group = c.benchmark_group(format!("mamba2/{name}"));
-        group
-            .sample_size(10)
-            .sampling_mode(SamplingMode::Flat)
-            .warm_up_time(Duration::from_millis(300))
-            .measurement_time(Duration::from_secs(1));
+        let mut group = Recurrent::new(c, &format!("mamba2/{name}"), heads * head_dim * 128, 2);
         for length in [1, 4, 512, 2048] {
             let shape = Mamba2Shape {
                 batch: 1,
@@ -55,35 +35,18 @@ fn scan(c: &mut Criterion) {
             };
             let (gate, x) = (noise(length * inner), noise(length * channels));
             let (dt, before) = (noise(length * heads), noise(3 * channels));
-            fn strided(data: &[f32], stride: usize) -> Strided<'_, f32> {
-                Strided { data, stride }
-            }
             let inputs = Mamba2Inputs {
-                gate: strided(&gate, inner),
-                channels: strided(&x, channels),
-                dt: strided(&dt, heads),
+                gate: rows(&gate, inner),
+                channels: rows(&x, channels),
+                dt: rows(&dt, heads),
                 before: &before,
                 padding: &[],
             };
-            // As a step has them: the states of all layers, more than fits in a cache.
-            let layers = if length == 1 { 18 } else { 1 };
-            let mut states = vec![vec![0.1f32; inner * 128]; layers];
             let mut out = vec![0.0f32; length * inner];
-            let numbers = layers * length * inner * 128;
-            group.throughput(if length == 1 {
-                Throughput::Bytes(8 * numbers as u64)
-            } else {
-                Throughput::Elements(4 * numbers as u64)
-            });
-            group.bench_function(BenchmarkId::from_parameter(length), |b| {
-                b.iter(|| {
-                    for state in &mut states {
-                        mamba2(&mut out, state, &inputs, &layer, &shape).expect("valid");
-                    }
-                });
+            group.bench(length, |state| {
+                mamba2(&mut out, state, &inputs, &layer, &shape).expect("valid");
             });
         }
-        group.finish();
     }
 }
 

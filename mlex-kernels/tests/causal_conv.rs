@@ -3,7 +3,8 @@
 
 mod common;
 
-use common::{Random, Values, at_every_level, epsilon};
+use common::conv::{ConvProblem, silu};
+use common::{Random, at_every_level, epsilon};
 use half::bf16;
 use mlex_kernels::{
     ConvInputs, ConvLayer, ConvShape, Element, Strided, causal_conv, causal_conv_tail,
@@ -17,46 +18,15 @@ fn check<T: Element>(shape: ConvShape, activate: bool, residual: bool, seed: u64
         channels,
         kernel,
     } = shape;
-    let (mut r, kept) = (Random::new(seed), kernel - 1);
-    let gap = r.below(4);
-    let x: Vec<T> = r.floats(batch * length * (channels + gap));
-    let before: Vec<T> = match r.below(4) {
-        0 => vec![],
-        extra => r.floats(batch * (kept + extra) * channels),
-    };
-    let held = before.len() / (batch * channels);
-    let padding: Vec<usize> = match r.below(2) {
-        0 => vec![],
-        _ => (0..batch).map(|_| r.below(length + 2)).collect(),
-    };
-    let kind = r.below(3);
-    let taps = Values::new(kind, &r.floats::<f32>(kernel * channels));
-    let bias = (r.below(2) == 0).then(|| Values::new(kind, &r.floats::<f32>(channels)));
-    let inputs = ConvInputs {
-        x: Strided {
-            data: &x,
-            stride: channels + gap,
-        },
-        before: &before,
-        padding: &padding,
-    };
+    let mut r = Random::new(seed);
+    let (gap, kind) = (r.below(4), r.below(3));
+    let problem = ConvProblem::<T>::new(shape, gap, 3, kind, &mut r);
+    let inputs = problem.inputs();
     let layer = ConvLayer {
-        taps: taps.view(),
-        bias: bias.as_ref().map(Values::view),
+        taps: problem.taps.view(),
+        bias: problem.bias(),
         activate,
         residual,
-    };
-    let input = |b: usize, t: isize, c: usize| {
-        let pad = padding.get(b).copied().unwrap_or(0);
-        match usize::try_from(t) {
-            Ok(t) if t < pad => 0.0,
-            Ok(t) => f64::from(x[(b * length + t) * (channels + gap) + c].to_f32()),
-            Err(_) if held as isize + t < 0 => 0.0,
-            Err(_) => {
-                let row = b * held + (held as isize + t) as usize;
-                f64::from(before[row * channels + c].to_f32())
-            }
-        }
     };
     let mut out = vec![T::from_f32(f32::NAN); batch * length * channels];
     at_every_level(|level| {
@@ -67,18 +37,12 @@ fn check<T: Element>(shape: ConvShape, activate: bool, residual: bool, seed: u64
                 index / channels % length,
                 index % channels,
             );
-            let mut y = bias
-                .as_ref()
-                .map_or(0.0, |bias| f64::from(bias.view().get(c)));
-            for j in 0..kernel {
-                let tap = f64::from(taps.view().get(j * channels + c));
-                y += tap * input(b, (t + j) as isize - kept as isize, c);
-            }
+            let mut y = problem.output(b, t, c);
             if activate {
-                y /= 1.0 + (-y).exp();
+                y = silu(y);
             }
             if residual {
-                y += input(b, t as isize, c);
+                y += problem.input(b, t as isize, c);
             }
             let error = (f64::from(found.to_f32()) - y).abs();
             let tolerance = 2e-6 * kernel as f64 + epsilon::<T>() * y.abs().max(1.0);
@@ -86,18 +50,10 @@ fn check<T: Element>(shape: ConvShape, activate: bool, residual: bool, seed: u64
         }
     });
     // What the next call needs, or more.
-    let kept = kept + r.below(4);
+    let kept = kernel - 1 + r.below(4);
     let mut tail = vec![T::from_f32(f32::NAN); batch * kept * channels];
     causal_conv_tail(&mut tail, &inputs, &shape).unwrap();
-    for (index, found) in tail.iter().enumerate() {
-        let (b, row, c) = (
-            index / (kept * channels),
-            index / channels % kept,
-            index % channels,
-        );
-        let expected = input(b, (length + row) as isize - kept as isize, c);
-        assert_eq!(f64::from(found.to_f32()), expected);
-    }
+    problem.check_tail(&tail, "causal_conv");
 }
 
 proptest! {

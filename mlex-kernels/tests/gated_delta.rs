@@ -3,10 +3,12 @@
 
 mod common;
 
+use common::conv::{ConvProblem, rows, silu};
+use common::recurrent::{Decay, close};
 use common::{Random, Values, at_every_level, epsilon};
 use half::{bf16, f16};
 use mlex_kernels::{
-    DeltaInputs, DeltaLayer, DeltaShape, Element, KernelError, Strided, gated_delta,
+    ConvShape, DeltaInputs, DeltaLayer, DeltaShape, Element, KernelError, gated_delta,
     gated_delta_tail,
 };
 use proptest::prelude::*;
@@ -14,61 +16,35 @@ use proptest::prelude::*;
 /// A layer, its inputs and the state before them.
 struct Problem<T> {
     shape: DeltaShape,
-    /// Each row of the inputs has so many elements more than are used.
-    gap: usize,
-    qkv: Vec<T>,
+    conv: ConvProblem<T>,
     gate: Vec<T>,
     beta: Vec<T>,
     decay: Vec<T>,
-    before: Vec<T>,
-    padding: Vec<usize>,
-    conv: Values,
     a_log: Values,
     dt_bias: Values,
     norm: Values,
     state: Vec<f32>,
 }
 
-/// What decays are like.
-#[derive(Debug, Clone, Copy)]
-enum Decay {
-    /// From almost none to all.
-    Any,
-    /// None, and keys that are nearly the same.
-    None,
-    /// Of everything, in f32 too.
-    All,
-}
-
 impl<T: Element> Problem<T> {
+    /// Without decay, the keys are nearly the same.
     fn new(shape: DeltaShape, decay: Decay, gap: usize, seed: u64) -> Self {
         let mut r = Random::new(seed);
-        let (channels, heads) = (shape.channels(), shape.value_heads);
+        let (heads, kind) = (shape.value_heads, r.below(3));
         let rows = shape.batch * shape.length;
-        let mut qkv: Vec<T> = r.floats(rows * (channels + gap));
+        let conv = ConvShape {
+            batch: shape.batch,
+            length: shape.length,
+            channels: shape.channels(),
+            kernel: shape.kernel,
+        };
+        let mut conv = ConvProblem::<T>::new(conv, gap, 0, kind, &mut r);
+        conv.bias = None;
         if matches!(decay, Decay::None) {
-            for x in &mut qkv {
+            for x in &mut conv.x {
                 *x = T::from_f32(1.0 + 0.02 * x.to_f32());
             }
         }
-        let a_log: Vec<f32> = (0..heads)
-            .map(|_| match decay {
-                Decay::Any => 4.0 * r.float() - 2.0,
-                Decay::None => -40.0,
-                Decay::All => 6.0,
-            })
-            .collect();
-        let before = match r.below(3) {
-            0 => vec![],
-            _ => r.floats(shape.batch * (shape.kernel - 1) * channels),
-        };
-        let padding = match r.below(2) {
-            0 => vec![],
-            _ => (0..shape.batch)
-                .map(|_| r.below(shape.length + 2))
-                .collect(),
-        };
-        let kind = r.below(3);
         let beta = (0..rows * (heads + gap)).map(|_| match decay {
             Decay::None => T::from_f32(20.0),
             _ => T::from_f32(4.0 * r.float()),
@@ -77,62 +53,36 @@ impl<T: Element> Problem<T> {
         Self {
             gate: r.floats(rows * (heads * shape.value_dim + gap)),
             decay: r.floats(rows * (heads + gap)),
-            conv: Values::new(kind, &r.floats::<f32>(channels * shape.kernel)),
-            a_log: Values::new(0, &a_log),
+            a_log: Values::new(0, &decay.rates(heads, &mut r)),
             dt_bias: Values::new(kind, &r.floats::<f32>(heads)),
             norm: Values::new(kind, &r.floats::<f32>(shape.value_dim)),
             state: r.floats(shape.batch * heads * shape.value_dim * shape.key_dim),
             shape,
-            gap,
-            qkv,
+            conv,
             beta,
-            before,
-            padding,
         }
     }
 
     fn inputs(&self) -> DeltaInputs<'_, T> {
-        let (heads, gap) = (self.shape.value_heads, self.gap);
-        fn strided<T>(data: &[T], stride: usize) -> Strided<'_, T> {
-            Strided { data, stride }
-        }
+        let (heads, gap) = (self.shape.value_heads, self.conv.gap);
         DeltaInputs {
-            qkv: strided(&self.qkv, self.shape.channels() + gap),
-            gate: strided(&self.gate, heads * self.shape.value_dim + gap),
-            beta: strided(&self.beta, heads + gap),
-            decay: strided(&self.decay, heads + gap),
-            before: &self.before,
-            padding: &self.padding,
+            qkv: rows(&self.conv.x, self.shape.channels() + gap),
+            gate: rows(&self.gate, heads * self.shape.value_dim + gap),
+            beta: rows(&self.beta, heads + gap),
+            decay: rows(&self.decay, heads + gap),
+            before: &self.conv.before,
+            padding: &self.conv.padding,
         }
     }
 
     fn layer(&self) -> DeltaLayer<'_> {
         DeltaLayer {
-            conv: self.conv.view(),
+            conv: self.conv.taps.view(),
             a_log: self.a_log.view(),
             dt_bias: self.dt_bias.view(),
             norm: self.norm.view(),
             norm_eps: 1e-5,
         }
-    }
-
-    /// The input of the convolution at a position, which may lie before the first.
-    fn input(&self, b: usize, position: isize, channel: usize) -> f64 {
-        let channels = self.shape.channels();
-        let value = if position >= 0 {
-            let t = position as usize;
-            if self.padding.get(b).is_some_and(|&count| t < count) {
-                return 0.0;
-            }
-            self.qkv[(b * self.shape.length + t) * (channels + self.gap) + channel]
-        } else if self.before.is_empty() {
-            return 0.0;
-        } else {
-            let kept = self.shape.kernel as isize - 1;
-            let row = b as isize * kept + kept + position;
-            self.before[row as usize * channels + channel]
-        };
-        f64::from(value.to_f32())
     }
 
     /// The output and the state after it.
@@ -144,22 +94,14 @@ impl<T: Element> Problem<T> {
             value_heads,
             key_dim,
             value_dim,
-            kernel,
+            ..
         } = self.shape;
         let mut state: Vec<f64> = self.state.iter().map(|&x| f64::from(x)).collect();
         let mut out = vec![0.0; batch * length * value_heads * value_dim];
-        let silu = |x: f64| x / (1.0 + (-x).exp());
+        let gap = self.conv.gap;
         for b in 0..batch {
-            let start = self.padding.get(b).copied().unwrap_or(0).min(length);
-            for t in start..length {
-                let channel = |c: usize| {
-                    let taps = (0..kernel).map(|j| {
-                        let position = (t + j) as isize - (kernel as isize - 1);
-                        let tap = f64::from(self.conv.view().get(j * self.shape.channels() + c));
-                        tap * self.input(b, position, c)
-                    });
-                    silu(taps.sum())
-                };
+            for t in self.conv.start(b)..length {
+                let channel = |c: usize| silu(self.conv.output(b, t, c));
                 let unit = |first: usize, scale: f64| -> Vec<f64> {
                     let x: Vec<f64> = (first..first + key_dim).map(channel).collect();
                     let mean = x.iter().map(|x| x * x).sum::<f64>() / key_dim as f64;
@@ -173,7 +115,7 @@ impl<T: Element> Problem<T> {
                     let k = unit((key_heads + key_head) * key_dim, scale);
                     let first = 2 * key_heads * key_dim + h * value_dim;
                     let v: Vec<f64> = (first..first + value_dim).map(channel).collect();
-                    let gate = |x: &[T]| f64::from(x[at * (value_heads + self.gap) + h].to_f32());
+                    let gate = |x: &[T]| f64::from(x[at * (value_heads + gap) + h].to_f32());
                     let x = gate(&self.decay) + f64::from(self.dt_bias.view().get(h));
                     let rate = f64::from(self.a_log.view().get(h)).exp();
                     let decay = (-rate * x.exp().ln_1p()).exp();
@@ -192,7 +134,7 @@ impl<T: Element> Problem<T> {
                     let mean = y.iter().map(|y| y * y).sum::<f64>() / value_dim as f64;
                     for (i, y) in y.iter().enumerate() {
                         let columns = value_heads * value_dim;
-                        let z = self.gate[at * (columns + self.gap) + h * value_dim + i];
+                        let z = self.gate[at * (columns + gap) + h * value_dim + i];
                         let weight = f64::from(self.norm.view().get(i));
                         let normed = y / (mean + 1e-5).sqrt() * weight;
                         out[at * columns + h * value_dim + i] =
@@ -217,34 +159,19 @@ impl<T: Element> Problem<T> {
                 &self.shape,
             )
             .unwrap();
-            let what = format!("{level:?} {:?} padding {:?}", self.shape, self.padding);
-            let out: Vec<f64> = out.iter().map(|x| f64::from(x.to_f32())).collect();
-            close(&format!("{what}: out"), &out, &expected, epsilon::<T>());
-            let state: Vec<f64> = state.iter().map(|&x| f64::from(x)).collect();
-            close(&format!("{what}: state"), &state, &last, 0.0);
+            let padding = &self.conv.padding;
+            let what = format!("{level:?} {:?} padding {padding:?}", self.shape);
+            let found = out.iter().map(|x| f64::from(x.to_f32()));
+            let rounding = 1.1 * epsilon::<T>();
+            close(&format!("{what}: out"), found, &expected, 5e-5, rounding);
+            let found = state.iter().map(|&x| f64::from(x));
+            close(&format!("{what}: state"), found, &last, 5e-5, 0.0);
 
-            let (kept, channels) = (self.shape.kernel - 1, self.shape.channels());
-            let mut tail = vec![T::from_f32(f32::NAN); self.shape.batch * kept * channels];
+            let kept = self.shape.batch * (self.shape.kernel - 1);
+            let mut tail = vec![T::from_f32(f32::NAN); kept * self.shape.channels()];
             gated_delta_tail(&mut tail, &self.inputs(), &self.shape).unwrap();
-            for (i, x) in tail.iter().enumerate() {
-                let (b, row) = (i / channels / kept, i / channels % kept);
-                let position = (self.shape.length + row) as isize - kept as isize;
-                let expected = self.input(b, position, i % channels);
-                assert!(f64::from(x.to_f32()) == expected, "{what}: tail [{i}]");
-            }
+            self.conv.check_tail(&tail, &what);
         });
-    }
-}
-
-fn close(what: &str, found: &[f64], expected: &[f64], rounding: f64) {
-    let scale = expected.iter().fold(1e-3f64, |max, x| max.max(x.abs()));
-    for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
-        let allowed = 5e-5 * scale + 1.1 * rounding * expected.abs();
-        let error = (found - expected).abs();
-        assert!(
-            error <= allowed,
-            "{what} [{i}]: {found} != {expected}, largest {scale}"
-        );
     }
 }
 

@@ -3,25 +3,21 @@
 
 mod common;
 
+use common::conv::{ConvProblem, rows, silu};
+use common::recurrent::{Decay, close};
 use common::{Random, Values, at_every_level, epsilon};
 use half::{bf16, f16};
 use mlex_kernels::{
-    Element, KernelError, Mamba2Inputs, Mamba2Layer, Mamba2Shape, Strided, mamba2, mamba2_tail,
+    ConvShape, Element, KernelError, Mamba2Inputs, Mamba2Layer, Mamba2Shape, mamba2, mamba2_tail,
 };
 use proptest::prelude::*;
 
 /// A layer, its inputs and the state before them.
 struct Problem<T> {
     shape: Mamba2Shape,
-    /// Each row of the inputs has so many elements more than are used.
-    gap: usize,
+    conv: ConvProblem<T>,
     gate: Vec<T>,
-    channels: Vec<T>,
     dt: Vec<T>,
-    before: Vec<T>,
-    padding: Vec<usize>,
-    conv: Values,
-    conv_bias: Option<Values>,
     a_log: Values,
     dt_bias: Values,
     dt_limit: (f32, f32),
@@ -30,77 +26,46 @@ struct Problem<T> {
     state: Vec<f32>,
 }
 
-/// What decays are like.
-#[derive(Debug, Clone, Copy)]
-enum Decay {
-    /// From almost none to all.
-    Any,
-    None,
-    /// Of everything, in f32 too.
-    All,
-}
-
-fn strided<T>(data: &[T], stride: usize) -> Strided<'_, T> {
-    Strided { data, stride }
-}
-
 impl<T: Element> Problem<T> {
     fn new(shape: Mamba2Shape, decay: Decay, gap: usize, seed: u64) -> Self {
         let mut r = Random::new(seed);
-        let (channels, heads) = (shape.channels(), shape.heads);
+        let (heads, kind) = (shape.heads, r.below(3));
         let rows = shape.batch * shape.length;
-        let a_log: Vec<f32> = (0..heads)
-            .map(|_| match decay {
-                Decay::Any => 4.0 * r.float() - 2.0,
-                Decay::None => -40.0,
-                Decay::All => 6.0,
-            })
-            .collect();
-        let before = match r.below(3) {
-            0 => vec![],
-            _ => r.floats(shape.batch * (shape.kernel - 1) * channels),
+        let conv = ConvShape {
+            batch: shape.batch,
+            length: shape.length,
+            channels: shape.channels(),
+            kernel: shape.kernel,
         };
-        let padding = match r.below(2) {
-            0 => vec![],
-            _ => (0..shape.batch)
-                .map(|_| r.below(shape.length + 2))
-                .collect(),
-        };
-        let kind = r.below(3);
-        let has_bias = r.below(2) == 0;
         Self {
+            conv: ConvProblem::new(conv, gap, 0, kind, &mut r),
             gate: r.floats(rows * (shape.inner() + gap)),
-            channels: r.floats(rows * (channels + gap)),
             dt: r.floats(rows * (heads + gap)),
-            conv: Values::new(kind, &r.floats::<f32>(channels * shape.kernel)),
-            conv_bias: has_bias.then(|| Values::new(kind, &r.floats::<f32>(channels))),
-            a_log: Values::new(0, &a_log),
+            a_log: Values::new(0, &decay.rates(heads, &mut r)),
             dt_bias: Values::new(kind, &r.floats::<f32>(heads)),
             dt_limit: [(0.0, f32::INFINITY), (0.3, 1.1)][r.below(2)],
             d: Values::new(kind, &r.floats::<f32>(heads)),
             norm: Values::new(kind, &r.floats::<f32>(shape.inner())),
             state: r.floats(shape.batch * shape.inner() * shape.state),
             shape,
-            gap,
-            before,
-            padding,
         }
     }
 
     fn inputs(&self) -> Mamba2Inputs<'_, T> {
+        let gap = self.conv.gap;
         Mamba2Inputs {
-            gate: strided(&self.gate, self.shape.inner() + self.gap),
-            channels: strided(&self.channels, self.shape.channels() + self.gap),
-            dt: strided(&self.dt, self.shape.heads + self.gap),
-            before: &self.before,
-            padding: &self.padding,
+            gate: rows(&self.gate, self.shape.inner() + gap),
+            channels: rows(&self.conv.x, self.shape.channels() + gap),
+            dt: rows(&self.dt, self.shape.heads + gap),
+            before: &self.conv.before,
+            padding: &self.conv.padding,
         }
     }
 
     fn layer(&self) -> Mamba2Layer<'_> {
         Mamba2Layer {
-            conv: self.conv.view(),
-            conv_bias: self.conv_bias.as_ref().map(Values::view),
+            conv: self.conv.taps.view(),
+            conv_bias: self.conv.bias(),
             a_log: self.a_log.view(),
             dt_bias: self.dt_bias.view(),
             dt_limit: self.dt_limit,
@@ -108,25 +73,6 @@ impl<T: Element> Problem<T> {
             norm: self.norm.view(),
             norm_eps: 1e-5,
         }
-    }
-
-    /// The input of the convolution at a position, which may lie before the first.
-    fn input(&self, b: usize, position: isize, channel: usize) -> f64 {
-        let channels = self.shape.channels();
-        let value = if position >= 0 {
-            let t = position as usize;
-            if self.padding.get(b).is_some_and(|&count| t < count) {
-                return 0.0;
-            }
-            self.channels[(b * self.shape.length + t) * (channels + self.gap) + channel]
-        } else if self.before.is_empty() {
-            return 0.0;
-        } else {
-            let kept = self.shape.kernel as isize - 1;
-            let row = b as isize * kept + kept + position;
-            self.before[row as usize * channels + channel]
-        };
-        f64::from(value.to_f32())
     }
 
     /// The output, without and with the gate and norm, and the state after it.
@@ -138,29 +84,20 @@ impl<T: Element> Problem<T> {
             head_dim,
             groups,
             state: n,
-            kernel,
+            ..
         } = self.shape;
         let inner = heads * head_dim;
         let mut states: Vec<f64> = self.state.iter().map(|&x| f64::from(x)).collect();
         let mut out = vec![0.0; batch * length * inner];
-        let silu = |x: f64| x / (1.0 + (-x).exp());
+        let gap = self.conv.gap;
         for b in 0..batch {
-            let start = self.padding.get(b).copied().unwrap_or(0).min(length);
-            for t in start..length {
-                let channel = |c: usize| {
-                    let taps = (0..kernel).map(|j| {
-                        let position = (t + j) as isize - (kernel as isize - 1);
-                        let tap = f64::from(self.conv.view().get(j * self.shape.channels() + c));
-                        tap * self.input(b, position, c)
-                    });
-                    let bias = self.conv_bias.as_ref();
-                    silu(taps.sum::<f64>() + bias.map_or(0.0, |bias| f64::from(bias.view().get(c))))
-                };
+            for t in self.conv.start(b)..length {
+                let channel = |c: usize| silu(self.conv.output(b, t, c));
                 let row = b * length + t;
                 let mut y = vec![0.0; inner];
                 for h in 0..heads {
                     let group = h / (heads / groups);
-                    let at = row * (heads + self.gap) + h;
+                    let at = row * (heads + gap) + h;
                     let x = f64::from(self.dt[at].to_f32()) + f64::from(self.dt_bias.view().get(h));
                     let (least, most) = self.dt_limit;
                     let dt = x.exp().ln_1p().clamp(f64::from(least), f64::from(most));
@@ -183,7 +120,7 @@ impl<T: Element> Problem<T> {
                         .iter()
                         .enumerate()
                         .map(|(i, y)| {
-                            let z = self.gate[row * (inner + self.gap) + group * width + i];
+                            let z = self.gate[row * (inner + gap) + group * width + i];
                             // The kernel keeps the recurrence's output in the element type.
                             f64::from(T::from_f32(*y as f32).to_f32()) * silu(z.to_f32().into())
                         })
@@ -221,19 +158,16 @@ impl<T: Element> Problem<T> {
             let (out, state) = self.run();
             let tolerance = 1e-4 + 4.0 * epsilon::<T>();
             let found = out.iter().map(|x| f64::from(x.to_f32()));
-            close(
-                &format!("{what}, {level:?}, output"),
-                found,
-                &expected,
-                tolerance,
-            );
+            let name = format!("{what}, {level:?}, output");
+            close(&name, found, &expected, tolerance, 0.0);
             let found = state.iter().map(|&x| f64::from(x));
-            close(
-                &format!("{what}, {level:?}, state"),
-                found,
-                &expected_state,
-                1e-4,
-            );
+            let name = format!("{what}, {level:?}, state");
+            close(&name, found, &expected_state, 1e-4, 0.0);
+
+            let kept = self.shape.batch * (self.shape.kernel - 1);
+            let mut tail = vec![T::from_f32(f32::NAN); kept * self.shape.channels()];
+            mamba2_tail(&mut tail, &self.inputs(), &self.shape).unwrap();
+            self.conv.check_tail(&tail, what);
         });
     }
 
@@ -242,38 +176,38 @@ impl<T: Element> Problem<T> {
         let (expected, expected_state) = self.run();
         let whole = self.shape;
         let mut state = self.state.clone();
-        let mut before = self.before.clone();
+        let mut before = self.conv.before.clone();
         let mut out = vec![vec![]; whole.batch];
-        let mut first = 0;
+        let (mut first, gap) = (0, self.conv.gap);
         for &end in ends {
             let shape = Mamba2Shape {
                 length: end - first,
                 ..whole
             };
-            let rows = |data: &[T], width: usize| -> Vec<T> {
-                let batches = data.chunks(whole.length * (width + self.gap));
+            let part = |data: &[T], width: usize| -> Vec<T> {
+                let batches = data.chunks(whole.length * (width + gap));
                 let parts = batches.flat_map(|rows| {
-                    let rows = rows.chunks(width + self.gap).skip(first).take(end - first);
+                    let rows = rows.chunks(width + gap).skip(first).take(end - first);
                     rows.flat_map(|row| row[..width].to_vec())
                 });
                 parts.collect()
             };
             let (gate, channels, dt) = (
-                rows(&self.gate, shape.inner()),
-                rows(&self.channels, shape.channels()),
-                rows(&self.dt, shape.heads),
+                part(&self.gate, shape.inner()),
+                part(&self.conv.x, shape.channels()),
+                part(&self.dt, shape.heads),
             );
             let left = |&count: &usize| count.min(end).saturating_sub(first);
-            let padding: Vec<usize> = self.padding.iter().map(left).collect();
+            let padding: Vec<usize> = self.conv.padding.iter().map(left).collect();
             let inputs = Mamba2Inputs {
-                gate: strided(&gate, shape.inner()),
-                channels: strided(&channels, shape.channels()),
-                dt: strided(&dt, shape.heads),
+                gate: rows(&gate, shape.inner()),
+                channels: rows(&channels, shape.channels()),
+                dt: rows(&dt, shape.heads),
                 before: &before,
                 padding: &padding,
             };
-            let rows = shape.batch * shape.length;
-            let mut y = vec![T::from_f32(f32::NAN); rows * shape.inner()];
+            let outputs = shape.batch * shape.length * shape.inner();
+            let mut y = vec![T::from_f32(f32::NAN); outputs];
             mamba2(&mut y, &mut state, &inputs, &self.layer(), &shape).unwrap();
             let kept = shape.batch * (shape.kernel - 1);
             let mut tail = vec![T::from_f32(f32::NAN); kept * shape.channels()];
@@ -288,24 +222,22 @@ impl<T: Element> Problem<T> {
         }
         let wide = |x: &T| f64::from(x.to_f32());
         let expected: Vec<f64> = expected.iter().map(wide).collect();
-        close("output", out.concat().iter().map(wide), &expected, 1e-4);
+        close(
+            "output",
+            out.concat().iter().map(wide),
+            &expected,
+            1e-4,
+            0.0,
+        );
         let expected: Vec<f64> = expected_state.into_iter().map(f64::from).collect();
-        close("state", state.into_iter().map(f64::from), &expected, 1e-4);
-    }
-}
-
-#[track_caller]
-fn close(what: &str, found: impl Iterator<Item = f64>, expected: &[f64], tolerance: f64) {
-    let largest = expected.iter().fold(1.0f64, |max, x| max.max(x.abs()));
-    let mut count = 0;
-    for (found, expected) in found.zip(expected) {
-        count += 1;
-        assert!(
-            (found - expected).abs() <= tolerance * largest,
-            "{what}: {found} where {expected} is expected, the largest is {largest}"
+        close(
+            "state",
+            state.into_iter().map(f64::from),
+            &expected,
+            1e-4,
+            0.0,
         );
     }
-    assert_eq!(count, expected.len());
 }
 
 fn shapes() -> impl Strategy<Value = Mamba2Shape> {
@@ -385,7 +317,7 @@ fn long_prompts() {
             kernel: 4,
         };
         let mut problem = Problem::<f32>::new(shape, decay, 3, length as u64);
-        problem.padding.clear();
+        problem.conv.padding.clear();
         problem.check(&format!("{length} positions, {decay:?}"));
     }
 }
@@ -402,8 +334,8 @@ fn wrong_lengths_are_refused() {
         kernel: 4,
     };
     let mut problem = Problem::<f32>::new(shape, Decay::Any, 0, 1);
-    problem.before.clear();
-    problem.padding.clear();
+    problem.conv.before.clear();
+    problem.conv.padding.clear();
     let run = |out: usize, states: usize, shape: &Mamba2Shape| {
         mamba2(
             &mut vec![0.0f32; out],

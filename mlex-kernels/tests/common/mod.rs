@@ -1,6 +1,8 @@
 //! What the tests of several kernels share.
 #![allow(dead_code, reason = "each test uses some of it")]
 
+pub(crate) mod conv;
+pub(crate) mod recurrent;
 pub(crate) mod weights;
 
 use half::{bf16, f16};

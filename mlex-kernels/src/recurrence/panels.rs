@@ -1,4 +1,4 @@
-//! States of recurrent layers as panels of `2 * LANES` columns, so that all products with them
+//! States as panels of `2 * LANES` columns, so that all products with them
 //! have the shape of the GEMM's micro-tile.
 
 use crate::simd::attention::Transpose;

@@ -221,7 +221,7 @@ impl GatedDeltaNet {
             }
         };
         let layer = Delta {
-            conv: self.conv.weight(),
+            conv: &self.conv,
             norm: &self.norm,
             a_log: &self.a_log,
             dt_bias: &self.dt_bias,

@@ -1,18 +1,17 @@
 //! A Mamba 2 layer between its projections, in one step.
 
-use std::sync::Arc;
-
-use mlex_core::{Array, Dtype, HostConstant, HostView, HostViewMut};
-use mlex_kernels::{Mamba2Inputs, Mamba2Layer, Mamba2Shape, Strided, mamba2 as run, mamba2_tail};
+use mlex_core::Array;
+use mlex_kernels::{Element, Mamba2Inputs, Mamba2Layer, Mamba2Shape, mamba2, mamba2_tail};
 
 use super::constants::Constants;
-use super::sequence::{Sequence, Step, Value};
+use super::recurrent::{Columns, Kernel, Layer, Operands, record};
+use super::sequence::{Sequence, Value};
+use super::size;
 use super::update::CacheUpdate;
-use super::{by_dtype, columns, floats, is_kernel_float, keeps_dtype, kernel_error, size};
-use crate::cache::{RecurrentCache, RecurrentState};
+use crate::Result;
+use crate::cache::RecurrentCache;
 use crate::conv::CausalConv;
 use crate::mamba2::Mamba2Config;
-use crate::{Error, Result};
 
 /// A layer without its projections.
 pub(crate) struct Selective<'a> {
@@ -35,10 +34,6 @@ pub(crate) fn record_mamba2(
     projected: Value,
     cache: &RecurrentCache,
 ) -> Result<Option<(Value, CacheUpdate)>> {
-    let dtype = sequence.dtype(projected);
-    let &[batch, length, width] = sequence.shape(projected) else {
-        return Ok(None);
-    };
     let &Mamba2Config {
         num_heads: heads,
         head_dim,
@@ -50,43 +45,25 @@ pub(crate) fn record_mamba2(
         ..
     } = layer.config;
     let (inner, channels) = (layer.config.inner_size(), layer.config.conv_dim());
-    let parameters = [
-        layer.conv.weight(),
-        layer.norm,
-        layer.a_log,
-        layer.dt_bias,
-        layer.d,
-    ];
-    let arrays = || parameters.into_iter().chain(layer.conv.bias());
-    let fits = is_kernel_float(dtype)
-        && width == inner + channels + heads
-        && [layer.conv.weight(), layer.norm]
-            .into_iter()
-            .all(|array| keeps_dtype(dtype, array))
-        && arrays().all(|array| is_kernel_float(array.dtype()));
-    if !fits {
+    if sequence.shape(projected).last() != Some(&(inner + channels + heads)) {
         return Ok(None);
     }
-    let states = [batch, heads, head_dim, state_size];
-    let tail = [batch, kernel - 1, channels];
-    let before = match cache.state() {
-        Some(RecurrentState { conv, state }) => {
-            if state.dtype() != Dtype::Float32 || conv.dtype() != dtype {
-                return Ok(None);
-            }
-            if state.shape() != states || conv.shape() != tail {
-                let found = format!("{:?} and {:?}", state.shape(), conv.shape());
-                let expected = format!("shapes {states:?} and {tail:?}");
-                return Err(Error::setting("recurrent cache", expected, found));
-            }
-            Some((sequence.input(state), sequence.input(conv)))
-        }
-        None => None,
+    let parts = Layer {
+        conv: layer.conv,
+        norm: layer.norm,
+        heads: &[layer.a_log, layer.dt_bias, layer.d],
+        constants: layer.constants,
+        states: [heads, head_dim, state_size],
+        window: [kernel, channels],
     };
-    let step = SelectiveStep {
+    let projected = [0, inner, inner + channels].map(|first| Columns {
+        value: projected,
+        first,
+    });
+    record(sequence, &parts, &projected, cache, |batch, length| Scan {
         shape: Mamba2Shape {
-            batch: size(batch),
-            length: size(length),
+            batch,
+            length,
             heads: size(heads),
             head_dim: size(head_dim),
             groups: size(num_groups),
@@ -95,95 +72,38 @@ pub(crate) fn record_mamba2(
         },
         dt_limit: time_step_limit,
         norm_eps,
-        padding: cache
-            .padding(length)
-            .map(|rows| rows.into_iter().map(size).collect())
-            .unwrap_or_default(),
-        constants: layer.constants.of(arrays())?,
-    };
-    let mut inputs = vec![projected];
-    let state = match before {
-        Some((state, conv)) => {
-            inputs.push(conv);
-            sequence.output_in_place(state)
-        }
-        None => sequence.output(&states, Dtype::Float32),
-    };
-    let y = sequence.output(&[batch, length, inner], dtype);
-    let conv = sequence.output(&tail, dtype);
-    sequence.step(step, &inputs, &[y, state, conv]);
-    Ok(Some((y, CacheUpdate::state(state, conv, length))))
+    })
 }
 
-const NAME: &str = "mamba2";
-
-struct SelectiveStep {
+struct Scan {
     shape: Mamba2Shape,
     dt_limit: (f32, f32),
     norm_eps: f32,
-    padding: Vec<usize>,
-    /// Convolution, norm, rate, offset of the step sizes, what goes by the state; the
-    /// convolution's bias, where it has one.
-    constants: Arc<[HostConstant]>,
 }
 
-impl SelectiveStep {
-    fn compute<T: mlex_core::Element + mlex_kernels::Element>(
-        &self,
-        inputs: &[HostView<'_>],
-        outputs: &mut [HostViewMut<'_>],
-    ) -> mlex_core::Result<()> {
-        let [y, state, tail] = outputs else {
-            return Err(super::outputs_error(3, outputs));
-        };
-        let (data, stride) = (inputs[0].as_slice::<T>()?, columns(&inputs[0]));
-        let from = |first: usize| Strided {
-            data: data.get(first..).unwrap_or_default(),
-            stride,
-        };
-        let constant = |index: usize| floats(&self.constants[index].view());
-        let bias = self.constants.get(5).map(|bias| floats(&bias.view()));
+impl Kernel for Scan {
+    const NAME: &'static str = "mamba2";
+
+    fn run<T: Element>(&self, operands: Operands<'_, T>) -> mlex_kernels::Result<()> {
+        let (projected, parameters) = (operands.projected, operands.parameters);
         let layer = Mamba2Layer {
-            conv: constant(0)?,
-            conv_bias: bias.transpose()?,
-            norm: constant(1)?,
-            a_log: constant(2)?,
-            dt_bias: constant(3)?,
+            conv: parameters[0],
+            norm: parameters[1],
+            a_log: parameters[2],
+            dt_bias: parameters[3],
+            d: parameters[4],
+            conv_bias: parameters.get(5).copied(),
             dt_limit: self.dt_limit,
-            d: constant(4)?,
             norm_eps: self.norm_eps,
         };
-        let state = state.as_mut_slice::<f32>()?;
-        let before = match inputs.get(1) {
-            Some(before) => before.as_slice::<T>()?,
-            None => {
-                state.fill(0.0);
-                &[]
-            }
-        };
-        let inner = self.shape.inner();
         let inputs = Mamba2Inputs {
-            gate: from(0),
-            channels: from(inner),
-            dt: from(inner + self.shape.channels()),
-            before,
-            padding: &self.padding,
+            gate: projected[0],
+            channels: projected[1],
+            dt: projected[2],
+            before: operands.before,
+            padding: operands.padding,
         };
-        run(y.as_mut_slice()?, state, &inputs, &layer, &self.shape).map_err(kernel_error(NAME))?;
-        mamba2_tail(tail.as_mut_slice()?, &inputs, &self.shape).map_err(kernel_error(NAME))
-    }
-}
-
-impl Step for SelectiveStep {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn run(
-        &self,
-        inputs: &[HostView<'_>],
-        outputs: &mut [HostViewMut<'_>],
-    ) -> mlex_core::Result<()> {
-        by_dtype!(inputs[0].dtype(), T => self.compute::<T>(inputs, outputs))
+        mamba2(operands.out, operands.state, &inputs, &layer, &self.shape)?;
+        mamba2_tail(operands.tail, &inputs, &self.shape)
     }
 }

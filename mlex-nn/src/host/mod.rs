@@ -16,6 +16,7 @@ mod moe;
 mod node;
 mod norm;
 mod quantize;
+mod recurrent;
 mod replay;
 mod residual;
 mod rope;
@@ -39,7 +40,7 @@ pub(crate) use attention::attention;
 pub(crate) use choose::{argmax, record_rows};
 pub(crate) use constants::Constants;
 pub(crate) use conv::{ShortConv, record_conv};
-pub(crate) use gated_delta::{Columns, Delta, record_gated_delta};
+pub(crate) use gated_delta::{Delta, record_gated_delta};
 pub(crate) use linear::{gated_linear, linear, linear_many, narrowed, record_gated, record_linear};
 pub(crate) use mamba2::{Selective, record_mamba2};
 pub(crate) use moe::{Mixture, record_mixture};
@@ -48,6 +49,7 @@ pub(crate) use norm::{
     record_rms_norm_of_parts, rms_norm,
 };
 pub(crate) use quantize::quantize;
+pub(crate) use recurrent::Columns;
 pub use replay::Replay;
 pub(crate) use residual::{add_normed, record_add_normed};
 pub(crate) use rope::{RopeKernel, rope};

@@ -42,20 +42,23 @@ impl<T: Element, R: Rule<T>> Recurrence<'_, T, R> {
             self.rule.prepare(level, Part::Written, written_row);
             self.rule.prepare(level, Part::Read, read_row);
             let row = batch * sizes.length + position;
-            let out = tile.row_mut(position);
             for (index, state) in states.iter_mut().enumerate() {
                 let (head, columns) = (first + index, index * dim..(index + 1) * dim);
-                let y = &mut y[columns.clone()];
                 let step = Position {
                     gates: self.rule.gates(row, head),
                     state,
                     written: &written_row[..written.count],
                     read: &read_row[..read.count],
                     x: &x_row[columns.clone()],
-                    out: y,
+                    out: &mut y[columns],
                 };
                 self.rule.step(level, head, step);
-                self.rule.finish(level, y, row, head, &mut out[columns]);
+            }
+            // Apart from the steps: a vector of numbers that were just stored one by one is
+            // slow to load.
+            let outputs = tile.row_mut(position).chunks_exact_mut(dim);
+            for (index, (out, y)) in outputs.zip(y.chunks_exact(dim)).enumerate() {
+                self.rule.finish(level, y, row, first + index, out);
             }
         }
     }

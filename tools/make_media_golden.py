@@ -9,10 +9,13 @@ Each directory holds a checkpoint with random weights, `media.safetensors` and `
                  its order, and in `turns` where a second turn begins.
                `sessions`: conversations with files, the ids of their prompts and what follows greedily.
   NAME.input     what the tower takes of a medium: patches [N, P], mel frames [T, 128] or samples [N, P]
-  NAME.features  [tokens, D] of the tower, as the language model takes them
+  NAME.features  [tokens, D] of the tower, as the language model takes them; of Qwen3-VL with those that
+                 are added behind its first layers, [tokens, (1 + layers) * D]
   CASE.logits    [L, V] of one pass over a prompt
 
-mlx-vlm's masks are replaced by those of transformers (`masks`). The towers' inputs are random: what the processors make of files is compared elsewhere. Prompts of several
+mlx-vlm's masks of Gemma 4 are replaced by those of transformers (`masks`), and its tower of `qwen3_vl_moe` by
+that of `qwen3_vl`: transformers has one, mlx-vlm other activations. The frames of Qwen2.5-VL's videos are put as
+far apart as transformers has them (`Qwen.timed`), where mlx-vlm counts them. The towers' inputs are random: what the processors make of files is compared elsewhere. Prompts of several
 kinds are put together from the features here, since mlx-vlm takes one of a kind.
 """
 
@@ -25,7 +28,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
-from mlx_vlm.models import gemma4, gemma4_unified, qwen3_5
+from mlx_vlm.models import gemma4, gemma4_unified, qwen2_5_vl, qwen3_5, qwen3_vl, qwen3_vl_moe
 
 from checkpoints_gemma4 import FULL, GAINS, LARGE, SLIDING, SMALL, text as gemma_text
 from goldens import ROOT, save_json, save_tensors
@@ -89,6 +92,90 @@ QWEN = dict(
 )
 # With heads of 24, which no kernel takes as they are.
 UNEVEN = {**QWEN, "vision_config": {**QWEN_VISION, "hidden_size": 48, "depth": 1}}
+QWEN3_VL_TEXT = dict(
+    model_type="qwen3_vl_text",
+    hidden_size=32,
+    intermediate_size=16,
+    num_hidden_layers=3,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+    rms_norm_eps=1e-6,
+    vocab_size=80,
+    max_position_embeddings=512,
+    rope_theta=10000.0,
+    rope_scaling=dict(rope_type="default", mrope_interleaved=True, mrope_section=[3, 3, 2]),
+)
+# As the release, whose tower has mergers for some of its blocks; out of order, which tells them apart.
+QWEN3_VL_VISION = {
+    **QWEN_VISION,
+    "model_type": "qwen3_vl",
+    "depth": 3,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "deepstack_visual_indexes": [2, 0],
+}
+QWEN3_VL = {
+    **QWEN,
+    "model_type": "qwen3_vl",
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    "text_config": QWEN3_VL_TEXT,
+    "vision_config": QWEN3_VL_VISION,
+}
+QWEN3_VL_MOE = {
+    **QWEN3_VL,
+    "model_type": "qwen3_vl_moe",
+    "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+    "text_config": dict(
+        QWEN3_VL_TEXT,
+        model_type="qwen3_vl_moe_text",
+        num_hidden_layers=2,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+    ),
+    "vision_config": {**QWEN3_VL_VISION, "model_type": "qwen3_vl_moe"},
+}
+# The settings of the language model beside the others, as published. Windows of two by two tokens.
+QWEN2_5_VL = dict(
+    model_type="qwen2_5_vl",
+    architectures=["Qwen2_5_VLForConditionalGeneration"],
+    hidden_size=32,
+    intermediate_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    rms_norm_eps=1e-6,
+    vocab_size=80,
+    max_position_embeddings=512,
+    rope_theta=10000.0,
+    rope_scaling=dict(type="mrope", mrope_section=[2, 3, 3]),
+    tie_word_embeddings=False,
+    vision_config=dict(
+        model_type="qwen2_5_vl",
+        depth=3,
+        hidden_act="silu",
+        hidden_size=16,
+        intermediate_size=24,
+        out_hidden_size=32,
+        num_heads=2,
+        in_channels=3,
+        patch_size=4,
+        temporal_patch_size=2,
+        spatial_merge_size=2,
+        window_size=16,
+        fullatt_block_indexes=[1],
+        tokens_per_second=2,
+    ),
+    **{name: QWEN[name] for name in QWEN if name.endswith("_token_id")},
+)
+# Whether the head is the embedding is not said: it is, as in mlx-vlm.
+QWEN2_5_VL_TIED = {
+    **{name: value for name, value in QWEN2_5_VL.items() if name != "tie_word_embeddings"},
+    "vision_config": {**QWEN2_5_VL["vision_config"], "hidden_size": 32, "intermediate_size": 32},
+}
 GEMMA_IDS = dict(
     image_token_id=120,
     audio_token_id=121,
@@ -188,6 +275,34 @@ def published_qwen(name, value):
     return name.removeprefix("language_model."), value
 
 
+def published_qwen3_vl(name, value):
+    """As Hugging Face publishes Qwen3-VL: other prefixes, channels first, experts with their inputs first."""
+    if name.startswith("vision_tower."):
+        return published_qwen(name, value)
+    if ".switch_mlp." in name:
+        name = name.replace(".switch_mlp.", ".experts.").removesuffix(".weight")
+        value = value.transpose(0, 2, 1)
+    if name.startswith("language_model.model."):
+        name = name.replace("language_model.model.", "model.language_model.", 1)
+    return name.removeprefix("language_model."), value
+
+
+def published_qwen2_5_vl(name, value):
+    """As Hugging Face publishes Qwen2.5-VL: other prefixes, channels first."""
+    if name.endswith("patch_embed.proj.weight"):
+        value = value.transpose(0, 4, 1, 2, 3)
+    return name.replace("vision_tower.", "visual.", 1).removeprefix("language_model."), value
+
+
+def joined_experts(weights):
+    """Gates and ups of published experts in one tensor each."""
+    for gate in [name for name in weights if name.endswith(".experts.gate_proj")]:
+        up = gate.replace("gate_proj", "up_proj")
+        both = mx.concatenate([weights.pop(gate), weights.pop(up)], axis=-1)
+        weights[gate.replace("gate_proj", "gate_up_proj")] = both
+    return weights
+
+
 def published_gemma(name, value):
     """As Hugging Face publishes Gemma 4: other prefixes, channels first."""
     if "subsample_conv_projection" in name and name.endswith("conv.weight"):
@@ -202,9 +317,26 @@ def published_gemma(name, value):
 # name: (module, config, options). Options: layout (gives a tensor the name and form of another program),
 # quantize (arguments of nn.quantize), only (the prompts that are kept), sessions (conversations with files too).
 CHECKPOINTS = {
+    "media-qwen2_5_vl": (qwen2_5_vl, QWEN2_5_VL, dict(layout=published_qwen2_5_vl, sessions=True)),
+    "media-qwen2_5_vl-4bit": (
+        qwen2_5_vl,
+        QWEN2_5_VL_TIED,
+        dict(quantize=dict(group_size=32, bits=4), only=["mixed", "turns"]),
+    ),
     "media-qwen3_5": (qwen3_5, QWEN, dict(sessions=True)),
     "media-qwen3_5-hf": (qwen3_5, UNEVEN, dict(layout=published_qwen, only=["mixed"])),
     "media-qwen3_5-4bit": (qwen3_5, QWEN, dict(quantize=dict(group_size=32, bits=4), only=["mixed", "turns"])),
+    "media-qwen3_vl": (qwen3_vl, QWEN3_VL, dict(sessions=True)),
+    "media-qwen3_vl-4bit": (
+        qwen3_vl,
+        {
+            **QWEN3_VL,
+            "text_config": {**QWEN3_VL_TEXT, "intermediate_size": 32},
+            "vision_config": {**QWEN3_VL_VISION, "hidden_size": 32, "intermediate_size": 32},
+        },
+        dict(quantize=dict(group_size=32, bits=4), only=["mixed", "turns"]),
+    ),
+    "media-qwen3_vl_moe": (qwen3_vl_moe, QWEN3_VL_MOE, dict(layout=published_qwen3_vl, only=["video", "mixed"])),
     "media-gemma4-small": (
         gemma4,
         gemma(dict(num_hidden_layers=1), GEMMA_AUDIO, **SMALL),
@@ -233,7 +365,7 @@ def draw(name, shape):
     if name.endswith("A_log"):
         return np.log(rng.uniform(0.02, 4.0, shape))
     value = rng.standard_normal(shape)
-    if name.endswith(("norm.weight", "norm1.weight", "norm2.weight", "layernorm.weight")) or "_ln" in name:
+    if name.endswith(("norm.weight", "ln_q.weight", "norm1.weight", "norm2.weight", "layernorm.weight")) or "_ln" in name:
         value = 0.2 * value + (1.0 if name.endswith("weight") else 0.0)
     elif name.endswith("std_scale"):
         value = 0.2 * value + 1.0
@@ -253,9 +385,12 @@ def draw(name, shape):
 
 
 def build(module, config):
+    if module is qwen3_vl_moe:
+        module.qwen3_vl_moe.VisionModel = qwen3_vl.VisionModel
+        config = {**config, "vision_config": {**config["vision_config"], "model_type": "qwen3_vl"}}
     draw.family = config["model_type"]
     parts = {
-        f"{part}_config": kind.from_dict(config[f"{part}_config"])
+        f"{part}_config": kind.from_dict(config.get(f"{part}_config", config))
         for part, kind in (("text", module.TextConfig), ("vision", module.VisionConfig))
     }
     if config.get("audio_config"):
@@ -301,20 +436,52 @@ def random(name, *shape, low=0.0):
 
 
 class Qwen:
-    """Features and prompts of Qwen3.5."""
+    """Features and prompts of Qwen2.5-VL, Qwen3-VL and Qwen3.5."""
 
     def __init__(self, model, config):
         self.model, self.config = model, config
         grids = dict(a=(1, 4, 6), b=(1, 8, 2), v=(3, 2, 4))
+        # Videos are one run of tokens, not one for each pair of frames.
+        self.whole = config["model_type"] == "qwen2_5_vl"
+        if self.whole:
+            # With windows of every form.
+            grids = dict(a=(1, 6, 10), b=(1, 8, 2), v=(3, 6, 4))
         patch = 3 * 2 * 4 * 4
         self.media, self.inputs, self.features = {}, {}, {}
         for name, grid in grids.items():
             patches = random(name, int(np.prod(grid)), patch, low=-1.0)
-            features, _ = model.vision_tower(patches, mx.array([grid]))
+            features = self.tower(patches, grid)
             kind = "video" if name == "v" else "image"
             self.media[name] = dict(kind=kind, grid=grid, tokens=features.shape[0])
             self.inputs[name], self.features[name] = patches, features
         self.media["v"]["timestamps"] = [0.2, 1.2, 2.2]
+        if self.whole:
+            self.media["v"]["seconds_per_patch"] = 0.75
+
+    def tower(self, patches, grid):
+        """Features of patches; behind them those that are added behind layers of the language model."""
+        features = self.model.vision_tower(patches, mx.array([grid]))
+        features, deep = (features, []) if self.whole else features
+        return mx.concatenate([features, *deep], axis=-1)
+
+    def timed(self, ids, positions, names):
+        """Positions as in transformers, where steps in time are `seconds_per_patch * tokens_per_second` apart."""
+        if not self.whole:
+            return positions
+        positions, at = np.array(positions), 0
+        for name in names:
+            medium = self.media[name]
+            start = ids.index(self.config[f"{medium['kind']}_token_id"], at)
+            at = end = start + medium["tokens"]
+            if medium["kind"] == "image":
+                continue
+            run, steps = positions[:, 0, start:end], medium["grid"][0]
+            step = medium["seconds_per_patch"] * self.config["vision_config"]["tokens_per_second"]
+            last = run.max()
+            frames = np.repeat(np.arange(steps), medium["tokens"] // steps)
+            run[0] += np.floor(frames * step).astype(run.dtype) - frames
+            positions[:, :, end:] += run.max() - last
+        return mx.array(positions)
 
     def tokens(self, name):
         medium, ids = self.media[name], self.config
@@ -322,12 +489,14 @@ class Qwen:
         if medium["kind"] == "image":
             return [start, *[ids["image_token_id"]] * medium["tokens"], end]
         frames = medium["grid"][0]
+        if self.whole:
+            return [start, *[ids["video_token_id"]] * medium["tokens"], end]
         frame = [start, *[ids["video_token_id"]] * (medium["tokens"] // frames), end]
         return [token for n in range(frames) for token in (20 + n, *frame)]
 
-    def logits(self, ids, names):
+    def logits(self, ids, names, check=True):
         model, config = self.model, self.config
-        ids = mx.array([ids])
+        tokens, ids = ids, mx.array([ids])
         grids = {
             kind: mx.array([self.media[n]["grid"] for n in names if self.media[n]["kind"] == kind])
             if any(self.media[n]["kind"] == kind for n in names)
@@ -336,18 +505,24 @@ class Qwen:
         }
         embedded = model.language_model.model.embed_tokens(ids)
         positions, deltas = model.language_model.get_rope_index(ids, grids["image"], grids["video"])
-        merge = model.merge_input_ids_with_image_features
+        merge = qwen3_vl.Model.merge_input_ids_with_image_features
         features = mx.concatenate([self.features[n] for n in names])
+        features, *deep = mx.split(features, features.shape[-1] // embedded.shape[-1], axis=-1)
         embedded, _ = merge(features, embedded, ids, config["image_token_id"], config["video_token_id"])
-        if len({self.media[n]["kind"] for n in names}) == 1:
+        places = (ids == config["image_token_id"]) | (ids == config["video_token_id"])
+        stacked = dict(visual_pos_masks=places, deepstack_visual_embeds=deep) if deep else {}
+        if check and len({self.media[n]["kind"] for n in names}) == 1:
             kind = self.media[names[0]]["kind"]
-            own = model.get_input_embeddings(
-                ids, mx.concatenate([self.inputs[n] for n in names]), **{f"{kind}_grid_thw": grids[kind]}
-            )
+            pixels = mx.concatenate([self.inputs[n] for n in names])
+            pixels = {"pixel_values": pixels} if kind == "image" else {"pixel_values_videos": pixels}
+            own = model.get_input_embeddings(ids, **pixels, **{f"{kind}_grid_thw": grids[kind]})
             assert mx.allclose(own.inputs_embeds, embedded, atol=1e-5)
+            for found, expected in zip(deep, own.deepstack_visual_embeds if deep else []):
+                assert mx.allclose(found, expected, atol=1e-5)
             assert mx.array_equal(own.position_ids, positions)
+        positions = self.timed(tokens, positions, names)
         model.language_model._rope_deltas = model.language_model._position_ids = None
-        return model.language_model(ids, inputs_embeds=embedded, position_ids=positions).logits[0]
+        return model.language_model(ids, inputs_embeds=embedded, position_ids=positions, **stacked).logits[0]
 
 
 class Gemma:
@@ -403,7 +578,7 @@ class Gemma:
         frame = [ids["boi_token_id"], *[token] * (medium["tokens"] // frames), ids["eoi_token_id"]]
         return [t for n in range(frames) for t in ((20 + n, *frame) if frames > 1 else frame)]
 
-    def logits(self, ids, names):
+    def logits(self, ids, names, _check=True):
         model, config = self.model, self.config
         types = {config["image_token_id"]: 1, config["video_token_id"]: 2, config["audio_token_id"]: 3}
         types = mx.array([[types.get(token, 0) for token in ids]])
@@ -463,7 +638,8 @@ def make(name):
         config["quantization"] = {**settings, "mode": "affine"}
     weights = dict(tree_flatten(model.parameters()))
     layout = options.get("layout", lambda name, value: (name, value))
-    save_tensors(folder / "model.safetensors", dict(layout(*item) for item in weights.items()), {"format": "mlx"})
+    weights = joined_experts(dict(layout(*item) for item in weights.items()))
+    save_tensors(folder / "model.safetensors", weights, {"format": "mlx"})
     save_json(folder / "config.json", config)
     kind = (Qwen if "qwen" in name else Gemma)(model, config)
     tensors, rows = {}, []
@@ -473,11 +649,14 @@ def make(name):
         if case not in options.get("only", (case,)):
             continue
         logits = kind.logits(ids, names)
-        # The features must count: without them the logits are others.
-        kept = kind.features
-        kind.features = {n: mx.zeros_like(value) for n, value in kept.items()}
-        if len({kind.media[n]["kind"] for n in names}) > 1 or "qwen" not in name:
-            distance = float(mx.abs(kind.logits(ids, names) - logits).max() / mx.abs(logits).max())
+        # The features must count, those that are added behind layers on their own too: without them the
+        # logits are others.
+        kept, width = kind.features, config.get("text_config", config)["hidden_size"]
+        wide = any(value.shape[-1] > width for value in kept.values())
+        for start in [0, width] if wide else [0]:
+            zeroed = lambda value: mx.concatenate([value[:, :start], mx.zeros_like(value[:, start:])], axis=-1)
+            kind.features = {n: zeroed(value) for n, value in kept.items()}
+            distance = float(mx.abs(kind.logits(ids, names, False) - logits).max() / mx.abs(logits).max())
             assert distance > 0.02, (name, case, distance)
         kind.features = kept
         tensors[f"{case}.logits"] = logits

@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_vlm.models.gemma4.audio_feature_extractor import Gemma4AudioFeatureExtractor
 from mlx_vlm.models.gemma4.processing_gemma4 import Gemma4ImageProcessor, Gemma4Processor, Gemma4VideoProcessor
+from mlx_vlm.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from mlx_vlm.models.qwen3_vl.processing_qwen3_vl import (
     Qwen3VLImageProcessor,
     Qwen3VLProcessor,
@@ -198,10 +199,14 @@ def qwen(folder, kind):
     settings = dict(patch_size=4, temporal_patch_size=2, merge_size=2)
     limits = dict(min_pixels=256, max_pixels=1024)
     video = dict(min_pixels=256, max_pixels=2048)
-    save_json(folder / "preprocessor_config.json", {**settings, **limits, "image_mean": [0.5] * 3, "image_std": [0.5] * 3})
+    halves = dict(image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    if kind.whole:
+        # Those of CLIP, as the release has them.
+        settings.update(image_mean=[0.48145466, 0.4578275, 0.40821073], image_std=[0.26862954, 0.26130258, 0.27577711])
+    save_json(folder / "preprocessor_config.json", {**settings, **limits, **halves, **settings})
     save_json(folder / "video_preprocessor_config.json", {**settings, **video})
     tokenizer = save_tokenizer(folder, QWEN_TOKENS, QWEN_TEMPLATE, kind.config["vocab_size"])
-    processor = Qwen3VLProcessor(
+    processor = (Qwen2_5_VLProcessor if kind.whole else Qwen3VLProcessor)(
         image_processor=Qwen3VLImageProcessor(**settings, **limits),
         tokenizer=tokenizer,
         video_processor=Qwen3VLVideoProcessor(**settings, **video),
@@ -215,8 +220,8 @@ def qwen(folder, kind):
         out = processor(
             images=[load_image(str(IMAGES / file)) for file in files["image"]] or None,
             videos=[video_frames() for _ in files["video"]] or None,
-            video_metadata=metadata or None,
             text=[text],
+            **({} if kind.whole else {"video_metadata": metadata or None}),
         )
         kind.media, kind.features, kind.inputs = {}, {}, {}
         for name, pixels in (("image", "pixel_values"), ("video", "pixel_values_videos")):
@@ -227,9 +232,12 @@ def qwen(folder, kind):
             for n, grid in enumerate(grids):
                 patches = mx.array(out[pixels])[start : start + int(np.prod(grid))]
                 start += int(np.prod(grid))
-                kind.media[f"{name}{n}"] = dict(kind=name, grid=grid)
+                # By the rate at which frames were taken, of five at 10 per second.
+                seconds = settings["temporal_patch_size"] / (len(FRAMES) / 5 * FPS)
+                tokens = int(np.prod(grid)) // settings["merge_size"] ** 2
+                kind.media[f"{name}{n}"] = dict(kind=name, grid=grid, tokens=tokens, seconds_per_patch=seconds)
                 kind.inputs[f"{name}{n}"] = patches
-                kind.features[f"{name}{n}"] = kind.model.vision_tower(patches, mx.array([grid]))[0]
+                kind.features[f"{name}{n}"] = kind.tower(patches, grid)
         return text, np.array(out["input_ids"]).reshape(-1).tolist()
 
     return prepare

@@ -59,6 +59,7 @@ pub struct Positions {
 
 impl MixedInput {
     /// Token ids `[L]` and features `[L, D]`, of which the rows count where `is_feature` says so.
+    /// Where features are added behind layers too, they follow in each row: `[L, (1 + layers) * D]`.
     ///
     /// # Errors
     /// When the lengths do not fit.
@@ -128,14 +129,32 @@ impl MixedInput {
     /// # Errors
     /// When the widths differ.
     pub fn splice(&self, embedded: &Array) -> Result<Array> {
-        let (expected, found) = (embedded.dim(-1)?, self.features.dim(-1)?);
+        Ok(self.splice_deep(embedded, 0)?.0)
+    }
+
+    /// As [`splice`](Self::splice), and the features `[1, L, D]` that are added behind each of
+    /// the first `layers` layers, zeros where text is.
+    ///
+    /// # Errors
+    /// When the features are not those of as many layers.
+    pub fn splice_deep(&self, embedded: &Array, layers: usize) -> Result<(Array, Vec<Array>)> {
+        let (width, found) = (embedded.dim(-1)?, self.features.dim(-1)?);
+        let count = i32::try_from(layers).unwrap_or(i32::MAX).saturating_add(1);
+        let expected = width.saturating_mul(count);
         if expected != found {
             let expected = format!("{expected} numbers");
             return Err(Error::field("feature", expected, found.to_string()));
         }
         let features = self.features.as_type(embedded.dtype())?;
         let is_feature = self.is_feature.expand_dims(-1)?;
-        Ok(is_feature.where_(&features, embedded)?)
+        if layers == 0 {
+            return Ok((is_feature.where_(&features, embedded)?, Vec::new()));
+        }
+        let part = |index: i32| features.slice_axis(-1, index * width, (index + 1) * width);
+        let spliced = is_feature.where_(&part(0)?, embedded)?;
+        let zero = Array::zeros(&[1], embedded.dtype())?;
+        let deep = (1..count).map(|index| Ok(is_feature.where_(&part(index)?, &zero)?));
+        Ok((spliced, deep.collect::<Result<_>>()?))
     }
 }
 

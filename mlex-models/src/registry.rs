@@ -22,10 +22,12 @@ const ENTRIES: &[&Entry] = &[
     &arch::minicpm::ENTRY,
     &arch::nemotron_h::ENTRY,
     &arch::qwen2::ENTRY,
+    &arch::qwen2_5_vl::ENTRY,
     &arch::qwen3::ENTRY,
     &arch::qwen3_5::ENTRY,
     &arch::qwen3_moe::ENTRY,
     &arch::qwen3_next::ENTRY,
+    &arch::qwen3_vl::ENTRY,
     &arch::smollm3::ENTRY,
 ];
 

@@ -14,7 +14,7 @@ use mlex_models::towers::{Encoded, MediaKind, MediaTokens, Towers, media_kinds, 
 use mlex_models::{
     ConvertOptions, LayoutSettings, LoadedModel, ModelFiles, Quantize, convert, load,
 };
-use mlex_vision::{GemmaInput, QwenInput};
+use mlex_vision::{GemmaInput, QwenInput, QwenVideo};
 use serde_json::{Value, json};
 
 /// Of the largest value; what the towers' issue asks for is 1e-3.
@@ -105,8 +105,11 @@ impl Golden {
                     self.towers.qwen_image(&input)
                 } else {
                     let times = medium["timestamps"].as_array().unwrap().iter();
-                    let times: Vec<f64> = times.map(|time| time.as_f64().unwrap()).collect();
-                    self.towers.qwen_video(&input, &times)
+                    self.towers.qwen_video(&QwenVideo {
+                        input,
+                        timestamps: times.map(|time| time.as_f64().unwrap()).collect(),
+                        seconds_per_patch: medium["seconds_per_patch"].as_f64().unwrap_or(1.0),
+                    })
                 }
             }
             (_, &[h, w]) => {
@@ -196,7 +199,7 @@ fn names() -> Vec<String> {
         .map(|entry| entry.file_name().into_string().unwrap())
         .collect();
     names.sort();
-    assert!(names.len() >= 6, "the data are not all there: {names:?}");
+    assert!(names.len() >= 11, "the data are not all there: {names:?}");
     names
 }
 
@@ -296,6 +299,9 @@ fn what_a_model_takes_is_known_from_its_files() {
     use MediaKind::{Audio, Image, Video};
     for (name, expected) in [
         ("media-qwen3_5", vec![Image, Video]),
+        ("media-qwen3_vl", vec![Image, Video]),
+        ("media-qwen3_vl_moe", vec![Image, Video]),
+        ("media-qwen2_5_vl", vec![Image, Video]),
         ("media-gemma4-small", vec![Image, Video, Audio]),
         ("media-gemma4-large", vec![Image, Video]),
         ("media-gemma4-unified", vec![Image, Video, Audio]),
@@ -340,6 +346,7 @@ fn what_is_wrong_with_a_tower_is_named() {
         assert!(!error.contains('\n'), "{error}");
         error.replace(&dir.path().display().to_string(), "")
     };
+    let (deep, windows) = ("media-qwen3_vl", "media-qwen2_5_vl");
     let (qwen, gemma, unified) = (
         "media-qwen3_5",
         "media-gemma4-small",
@@ -402,6 +409,69 @@ fn what_is_wrong_with_a_tower_is_named() {
             "deepstack_visual_indexes",
             json!([1]),
             "vision_config.deepstack_visual_indexes: a list of layers is not supported",
+        ),
+        (
+            deep,
+            vision,
+            "deepstack_visual_indexes",
+            json!([0, 3]),
+            "vision_config.deepstack_visual_indexes: expected blocks from 0 to 2, each once, found 3",
+        ),
+        (
+            deep,
+            vision,
+            "deepstack_visual_indexes",
+            json!([-1]),
+            "vision_config.deepstack_visual_indexes: expected blocks from 0 to 2, each once, found -1",
+        ),
+        (
+            deep,
+            vision,
+            "deepstack_visual_indexes",
+            json!([1, 1]),
+            "vision_config.deepstack_visual_indexes: expected blocks from 0 to 2, each once, found 1",
+        ),
+        (
+            deep,
+            vision,
+            "deepstack_visual_indexes",
+            json!(2),
+            "vision_config.deepstack_visual_indexes: expected a list",
+        ),
+        (
+            windows,
+            vision,
+            "window_size",
+            json!(0),
+            "vision_config.window_size: expected a multiple of 8 (patch_size * spatial_merge_size), found 0",
+        ),
+        (
+            windows,
+            vision,
+            "window_size",
+            json!(20),
+            "vision_config.window_size: expected a multiple of 8 (patch_size * spatial_merge_size), found 20",
+        ),
+        (
+            windows,
+            vision,
+            "fullatt_block_indexes",
+            json!([3]),
+            "vision_config.fullatt_block_indexes: expected blocks from 0 to 2, each once, found 3",
+        ),
+        (
+            windows,
+            vision,
+            "hidden_act",
+            json!("gelu_pytorch_tanh"),
+            "vision_config.hidden_act: gelu_pytorch_tanh is not supported",
+        ),
+        (
+            windows,
+            vision,
+            "tokens_per_second",
+            json!(0),
+            "vision_config.tokens_per_second: expected a number from 1 to 1000",
         ),
         (
             gemma,
@@ -473,6 +543,12 @@ fn what_is_wrong_with_a_tower_is_named() {
             "{found}"
         );
     }
+    // A merger that is not there, and one that nothing takes.
+    let found = error(deep, vision, "deepstack_visual_indexes", json!([0, 1, 2]));
+    let name = "vision_tower.deepstack_merger_list.2.linear_fc1.bias";
+    assert!(found.contains(name) && !found.contains('\n'), "{found}");
+    let found = error(deep, vision, "deepstack_visual_indexes", json!([0]));
+    assert!(found.contains("deepstack_merger_list.1."), "{found}");
     // Sizes that the tensors do not have.
     let found = error(qwen, vision, "hidden_size", json!(64));
     let name = "vision_tower.patch_embed.proj.weight: expected shape [64, 3, 2, 4, 4]";
@@ -480,9 +556,67 @@ fn what_is_wrong_with_a_tower_is_named() {
 }
 
 #[test]
+fn what_is_wrong_with_a_language_model_that_sees_is_named() {
+    let error = |name: &str, change: &dyn Fn(&mut Value)| {
+        let dir = changed(name, |config| change(config));
+        let files = ModelFiles::open(dir.path()).unwrap();
+        let error = load(&files, None, |_| {}).unwrap_err().to_string();
+        error.replace(&dir.path().display().to_string(), "")
+    };
+    let deep = "deepstack_visual_indexes";
+    let found = error("media-qwen3_vl", &|config| {
+        config["vision_config"][deep] = json!([0, 1, 2, 3]);
+    });
+    let expected = "/config.json: vision_config.deepstack_visual_indexes: \
+                    expected at most 3, as the language model has layers, found 4";
+    assert_eq!(found, expected);
+    let found = error("media-qwen3_vl", &|config| {
+        config["vision_config"][deep] = json!({});
+    });
+    let expected = "/config.json: vision_config.deepstack_visual_indexes: \
+                    expected a list, found an object";
+    assert_eq!(found, expected);
+    for (section, shown) in [
+        (json!([4, 4, 4]), "[4, 4, 4]"),
+        (json!([-8, 8, 8]), "[-8, 8, 8]"),
+    ] {
+        let found = error("media-qwen2_5_vl", &|config| {
+            config["rope_scaling"]["mrope_section"] = section.clone();
+        });
+        let expected = format!(
+            "/config.json: rope_scaling.mrope_section: \
+             expected three counts that add up to the 8 pairs of a head, found {shown}"
+        );
+        assert_eq!(found, expected);
+    }
+}
+
+#[test]
+fn features_of_another_model_are_refused() {
+    let [deep, flat] = ["media-qwen3_vl", "media-qwen3_5"].map(Golden::open);
+    for (model, towers, expected) in [
+        (&deep, &flat, "feature: expected 96 numbers, found 32"),
+        (&flat, &deep, "feature: expected 32 numbers, found 96"),
+    ] {
+        let image = towers.encode("a");
+        let ids = vec![model.tokens.image.unwrap(); image.runs[0].tokens];
+        let prompt = MediaPrompt::new(ids, &[image], model.tokens).unwrap();
+        let mut cache = model.loaded.model.new_cache().unwrap();
+        let count = prompt.ids().len();
+        let found = prompt.forward(&*model.loaded.model, &mut cache, 0..count);
+        assert_eq!(found.unwrap_err().to_string(), expected);
+    }
+}
+
+#[test]
 fn a_conversion_keeps_the_towers() {
     for (name, mark) in [
         ("media-qwen3_5-hf", "model.visual.blocks.0.attn.qkv"),
+        (
+            "media-qwen3_vl_moe",
+            "model.visual.deepstack_merger_list.0.linear_fc1",
+        ),
+        ("media-qwen2_5_vl", "visual.merger.mlp.0"),
         (
             "media-gemma4-small",
             "model.vision_tower.encoder.layers.0.self_attn.q_proj.linear",

@@ -62,7 +62,12 @@ fn ids(value: &Value) -> Vec<u32> {
 
 #[test]
 fn prompts_and_tokens_are_those_of_the_reference() {
-    for name in ["media-qwen3_5", "media-gemma4-small"] {
+    for name in [
+        "media-qwen3_5",
+        "media-qwen3_vl",
+        "media-qwen2_5_vl",
+        "media-gemma4-small",
+    ] {
         let json = std::fs::read(data(name).join("media.json")).unwrap();
         let description: Value = serde_json::from_slice(&json).unwrap();
         let session = session(name);

@@ -4,7 +4,7 @@ use mlex_core::{Array, AttentionMask};
 
 use crate::cache::{KvCache, Mask};
 use crate::host::{self, Attend, CacheUpdate, Sequence, Value};
-use crate::{Error, Linear, Result, RmsNorm, Rope, Weights};
+use crate::{Error, Linear, Result, RmsNorm, Rope, Rotations, Weights};
 
 /// The settings of a [`SelfAttention`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -104,20 +104,39 @@ impl SelfAttention {
         if let Some(output) = host::attend(&self.attend(), projected, mask, cache)? {
             return self.o_proj.forward(&output);
         }
-        let queries = self.heads(queries, self.num_heads, self.q_norm.as_ref())?;
-        let keys = self.heads(keys, self.num_kv_heads, self.k_norm.as_ref())?;
-        let values = self.heads(values, self.num_kv_heads, None)?;
+        let offset = cache.offset();
+        self.compute([queries, keys, values], mask, cache, |x| match &self.rope {
+            Some(rope) => rope.forward(&x, &offset),
+            None => Ok(x),
+        })
+    }
 
-        let (queries, keys) = match &self.rope {
-            Some(rope) => {
-                let offset = cache.offset();
-                (
-                    rope.forward(&queries, &offset)?,
-                    rope.forward(&keys, &offset)?,
-                )
-            }
-            None => (queries, keys),
-        };
+    /// As [`forward`](Self::forward), of tokens with these rotations.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn forward_rotated(
+        &self,
+        x: &Array,
+        mask: &Mask,
+        rotations: &Rotations,
+        cache: &mut KvCache,
+    ) -> Result<Array> {
+        let projected = self.project(x)?;
+        self.compute(projected, mask, cache, |x| rotations.apply(&x))
+    }
+
+    /// Attention by MLX's operations, of what the projections give.
+    fn compute(
+        &self,
+        [queries, keys, values]: [Array; 3],
+        mask: &Mask,
+        cache: &mut KvCache,
+        rotate: impl Fn(Array) -> Result<Array>,
+    ) -> Result<Array> {
+        let queries = rotate(self.heads(queries, self.num_heads, self.q_norm.as_ref())?)?;
+        let keys = rotate(self.heads(keys, self.num_kv_heads, self.k_norm.as_ref())?)?;
+        let values = self.heads(values, self.num_kv_heads, None)?;
         let (keys, values) = cache.update(&keys, &values)?;
 
         let output = merged_attention(&queries, &keys, &values, self.scale, mask.as_attention())?;

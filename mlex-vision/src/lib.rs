@@ -1,7 +1,7 @@
 //! Images and video frames as the patches that vision towers take.
 //!
 //! A file becomes a [`Picture`] (8-bit RGB, upright), a picture the patches of a model family:
-//! [`QwenVision`] for Qwen3-VL and Qwen3.5, [`GemmaVision`] for Gemma 4. A [`Video`] gives frames
+//! [`QwenVision`] for Qwen2.5-VL to Qwen3.5, [`GemmaVision`] for Gemma 4. A [`Video`] gives frames
 //! one at a time, so that a long one is never in memory as a whole. The values are those of the
 //! families' Python processors; resampling gives Pillow's bytes.
 //!

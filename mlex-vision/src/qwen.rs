@@ -1,6 +1,7 @@
-//! Qwen3-VL and Qwen3.5: images and videos as patches in the order of the tower.
+//! Qwen2.5-VL, Qwen3-VL and Qwen3.5: images and videos as patches in the order of the tower.
 //!
-//! Source: the Qwen3-VL processors of mlx-vlm and transformers.
+//! Source: the Qwen3-VL processors of mlx-vlm, which are those of Qwen2.5-VL there too, and of
+//! transformers.
 
 use crate::config::{Fields, ProcessorFiles};
 use crate::error::{ErrorKind, Result};
@@ -16,7 +17,7 @@ const MAX_RATIO: u32 = 200;
 /// The most pixels that a configuration may ask for.
 const MOST_PIXELS: u64 = 1 << 30;
 
-/// How Qwen3-VL and Qwen3.5 see images and videos.
+/// How Qwen2.5-VL, Qwen3-VL and Qwen3.5 see images and videos.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QwenVision {
     image: Layout,
@@ -45,7 +46,29 @@ pub struct QwenVideo {
     pub input: QwenInput,
     /// For each patch in time, seconds from the beginning to its middle.
     pub timestamps: Vec<f64>,
+    /// How many seconds a patch in time takes, by the rate at which frames were taken.
+    pub seconds_per_patch: f64,
 }
+
+/// What the processors of a generation have where the files say nothing.
+struct Defaults {
+    patch: u64,
+    mean: [f32; 3],
+    std: [f32; 3],
+}
+
+const QWEN3: Defaults = Defaults {
+    patch: 16,
+    mean: [0.5; 3],
+    std: [0.5; 3],
+};
+
+/// Mean and deviation of CLIP's images, as in transformers.
+const QWEN2_5: Defaults = Defaults {
+    patch: 14,
+    mean: [0.481_454_66, 0.457_827_5, 0.408_210_73],
+    std: [0.268_629_54, 0.261_302_58, 0.275_777_11],
+};
 
 /// How pictures become patches.
 #[derive(Debug, Clone, PartialEq)]
@@ -65,14 +88,27 @@ impl QwenVision {
     ///
     /// If a field is not what it must be.
     pub fn new(files: &ProcessorFiles) -> Result<Self> {
+        Self::with_defaults(files, &QWEN3)
+    }
+
+    /// As [`new`](Self::new), of Qwen2.5-VL, whose defaults are others.
+    ///
+    /// # Errors
+    ///
+    /// If a field is not what it must be.
+    pub fn qwen2_5(files: &ProcessorFiles) -> Result<Self> {
+        Self::with_defaults(files, &QWEN2_5)
+    }
+
+    fn with_defaults(files: &ProcessorFiles, defaults: &Defaults) -> Result<Self> {
         // Older checkpoints say of both in one place.
         let fields = match files.video() {
             fields if fields.is_empty() => files.image(),
             fields => fields,
         };
         Ok(Self {
-            image: Layout::new(&files.image(), 56 * 56, 28 * 28 * 1280)?,
-            video: Layout::new(&fields, 128 * 32 * 32, 32 * 32 * 768)?,
+            image: Layout::new(&files.image(), defaults, 56 * 56, 28 * 28 * 1280)?,
+            video: Layout::new(&fields, defaults, 128 * 32 * 32, 32 * 32 * 768)?,
             sampling: FrameSampling {
                 fps: fields.positive("fps", 2.0, 1000.0)?,
                 min_frames: fields.count("min_frames", 4, 1 << 16)? as usize,
@@ -179,26 +215,33 @@ impl QwenVision {
             .filter_map(|group| group.first().zip(group.last()))
             .map(|(&first, &last)| (first as f64 / info.fps + last as f64 / info.fps) / 2.0)
             .collect();
+        let rate = info.fps * indices.len() as f64 / info.frames as f64;
         Ok(QwenVideo {
             input: layout.input(patches, timestamps.len(), width, height),
             timestamps,
+            seconds_per_patch: layout.temporal_patch as f64 / rate,
         })
     }
 }
 
 impl Layout {
-    fn new(fields: &Fields<'_>, min_pixels: u64, max_pixels: u64) -> Result<Self> {
+    fn new(
+        fields: &Fields<'_>,
+        defaults: &Defaults,
+        min_pixels: u64,
+        max_pixels: u64,
+    ) -> Result<Self> {
         let pixels = |name: &str, edge: &str, default| {
             let name = if fields.has(name) { name } else { edge };
             fields.count(name, default, MOST_PIXELS)
         };
         let scale = fields.positive("rescale_factor", 1.0 / 255.0, 1.0)? as f32;
-        let mean = fields.colours("image_mean", [0.5; 3], false)?;
-        let std = fields.colours("image_std", [0.5; 3], true)?;
+        let mean = fields.colours("image_mean", defaults.mean, false)?;
+        let std = fields.colours("image_std", defaults.std, true)?;
         let rescale = fields.flag("do_rescale", true)?;
         let normalize = fields.flag("do_normalize", true)?;
         Ok(Self {
-            patch: fields.count("patch_size", 16, 256)? as usize,
+            patch: fields.count("patch_size", defaults.patch, 256)? as usize,
             temporal_patch: fields.count("temporal_patch_size", 2, 16)? as usize,
             merge: fields.count("merge_size", 2, 16)? as usize,
             min_pixels: pixels("min_pixels", "size.shortest_edge", min_pixels)?,

@@ -340,3 +340,29 @@ fn a_folder_is_a_video() {
         "{error}"
     );
 }
+
+/// Qwen2.5-VL without files, by arithmetic: patches of 14, CLIP's mean and deviation as
+/// transformers has them, and the time between the pairs of frames that were taken.
+#[test]
+fn qwen2_5_has_defaults_of_its_own() {
+    let qwen = QwenVision::qwen2_5(&ProcessorFiles::default()).unwrap();
+    assert_eq!(qwen.image_tokens(28 * 4, 28 * 3).unwrap(), 12);
+    let (width, height) = (28 * 4, 28 * 3);
+    let pixels = [255, 0, 128].repeat((width * height) as usize);
+    let picture = Picture::new(width, height, pixels).unwrap();
+    let input = qwen.image(&picture).unwrap();
+    assert_eq!((input.grid, input.patch_len), ([1, 6, 8], 3 * 2 * 14 * 14));
+    let expected = [
+        (1.0 - 0.48145466) / 0.26862954,
+        (0.0 - 0.4578275) / 0.26130258,
+        (128.0 / 255.0 - 0.40821073) / 0.27577711,
+    ];
+    for (channel, expected) in expected.iter().enumerate() {
+        let found = f64::from(input.patches[channel * 2 * 14 * 14]);
+        assert!((found - expected).abs() < 1e-5, "{found} {expected}");
+    }
+    // Four of five frames at ten per second are eight per second, and two of them a quarter.
+    let video = Video::open(data().join("moving.png"), &Limits::default()).unwrap();
+    let taken = qwen.video_of(&video, &[0, 1, 3, 4]).unwrap();
+    assert!((taken.seconds_per_patch - 0.25).abs() < 1e-9);
+}

@@ -23,6 +23,8 @@ pub(crate) struct MixedConfig {
     /// By which direction each pair of a head is rotated, where tokens may have several
     /// positions: time, height and width.
     pub(crate) directions: Option<Vec<usize>>,
+    /// Behind how many layers, from the first on, further features of media are added.
+    pub(crate) deepstack: usize,
     /// Of the layers that have one.
     pub(crate) delta: Option<GatedDeltaConfig>,
     pub(crate) layers: Vec<LayerKind>,
@@ -158,7 +160,10 @@ impl Mixer {
     ) -> Result<Array> {
         let mask = masks.of(None);
         Ok(match (self, rotations) {
-            (Self::Attention(layer), _) => layer.forward(x, mask, cache.attention()?)?,
+            (Self::Attention(layer), Some(rotations)) => {
+                layer.forward_rotated(x, mask, rotations, cache.attention()?)?
+            }
+            (Self::Attention(layer), None) => layer.forward(x, mask, cache.attention()?)?,
             (Self::GatedAttention(layer), Some(rotations)) => {
                 layer.forward_rotated(x, mask, rotations, cache.attention()?)?
             }
@@ -286,6 +291,7 @@ pub(crate) struct Mixed {
     lm_head: Option<Linear>,
     rope: Rope,
     directions: Option<Vec<usize>>,
+    deepstack: usize,
 }
 
 impl Mixed {
@@ -326,6 +332,7 @@ impl Mixed {
             lm_head,
             rope,
             directions: config.directions.clone(),
+            deepstack: config.deepstack,
         })
     }
 
@@ -386,9 +393,13 @@ impl Model for Mixed {
         if let Some(hidden) = self.forward_recorded(input, &masks, cache)? {
             return Ok(hidden);
         }
-        let mut stream = Stream::start(&self.embed_tokens, input, StreamScales::default())?;
+        let (mut stream, deep) = Stream::start_deep(&self.embed_tokens, input, self.deepstack)?;
+        let mut deep = deep.into_iter();
         for (layer, state) in self.layers.iter().zip(cache.layers_mut()) {
             layer.forward(&mut stream, &masks, rotations.as_ref(), state)?;
+            if let Some(features) = deep.next() {
+                stream.add(features)?;
+            }
         }
         let hidden = stream.norm(&self.norm)?;
         if let Input::Mixed(mixed) = input

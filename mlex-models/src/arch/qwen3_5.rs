@@ -10,15 +10,14 @@
 
 use mlex_nn::{AttentionConfig, Weights};
 use serde::Deserialize;
-use serde_json::Value;
 
-use super::language;
 use super::mixed::{Mixed, MixedConfig, MlpKind};
 use super::mtp::Mtp;
 use super::qwen3_moe::MoeFields;
 use super::qwen3_next::{
     DeltaFields, adapt, full_attention_interval, layers, mtp_weights, rotated,
 };
+use super::{language, mrope};
 use crate::config::{ModelConfig, RopeFields, check_layers, head_dim};
 use crate::model::MtpHead;
 use crate::registry::Entry;
@@ -58,20 +57,6 @@ struct RotaryPart {
 /// How many pairs turn with time, height and width where the config does not say.
 const MROPE_SECTION: [i32; 3] = [11, 11, 10];
 
-/// By which direction each of so many pairs turns: in turns by time, height and width while the
-/// two latter have pairs left, then by time.
-fn directions(pairs: i32, section: [i32; 3]) -> Vec<usize> {
-    let direction = |pair: i32| {
-        let direction = (pair % 3) as usize;
-        if direction > 0 && pair < section[direction].saturating_mul(3) {
-            direction
-        } else {
-            0
-        }
-    };
-    (0..pairs).map(direction).collect()
-}
-
 /// The base of the rotary embedding where the config has none.
 const ROPE_THETA: f32 = 100_000.0;
 /// The part of a head that is rotated where the config does not say.
@@ -83,40 +68,23 @@ pub(crate) fn build_mtp(config: &ModelConfig, weights: &Weights) -> Result<Box<d
     Ok(Box::new(Mtp::load(&mixed(config)?, &weights)?))
 }
 
-/// The settings of the language model, which may be in a section.
+/// The settings of the language model.
 fn mixed(config: &ModelConfig) -> Result<MixedConfig> {
-    const SECTION: &str = "text_config";
-    let model_type = config.model_type()?;
-    let outer_tied = config.json().get("tie_word_embeddings");
-    let tied = outer_tied.and_then(Value::as_bool).unwrap_or(false);
-    let mixed = match config
-        .json()
-        .get(SECTION)
-        .filter(|section| !section.is_null())
-    {
-        Some(Value::Object(section)) => settings(&ModelConfig::new(section.clone()), tied)
-            .map_err(|error| error.in_section(SECTION))?,
-        Some(_) => return Err(Error::field(SECTION, "an object", "something else")),
-        None => settings(config, tied)?,
-    };
     Ok(MixedConfig {
-        model_type: model_type.to_owned(),
-        ..mixed
+        model_type: config.model_type()?.to_owned(),
+        ..language::settings(config, settings)?
     })
 }
 
 fn build(config: &ModelConfig, weights: &Weights) -> Result<Box<dyn Model>> {
     let mixed = mixed(config)?;
     let (model, head) = language::places(weights);
-    weights.discard(|path| {
-        let towers = ["vision_tower", "model.visual", "visual."];
-        towers.iter().any(|tower| path.starts_with(tower))
-    });
+    language::discard_vision(weights);
     adapt(weights, &model);
     Ok(Box::new(Mixed::load(&mixed, &model, &head)?))
 }
 
-fn settings(config: &ModelConfig, outer_tied: bool) -> Result<MixedConfig> {
+fn settings(config: &ModelConfig, outer_tied: Option<bool>) -> Result<MixedConfig> {
     let (experts, rope): (MoeFields, RopeFields) = (config.parse()?, config.parse()?);
     let delta: DeltaFields = config.parse()?;
     let config: Config = config.parse()?;
@@ -140,7 +108,8 @@ fn settings(config: &ModelConfig, outer_tied: bool) -> Result<MixedConfig> {
     let interval = config.full_attention_interval;
     Ok(MixedConfig {
         rope: rope.rope(dims, ROPE_THETA)?,
-        directions: Some(directions(dims / 2, section)),
+        directions: Some(mrope::interleaved(dims / 2, section)),
+        deepstack: 0,
         model_type: String::new(),
         vocab_size: config.vocab_size,
         rms_norm_eps: config.rms_norm_eps,
@@ -158,7 +127,7 @@ fn settings(config: &ModelConfig, outer_tied: bool) -> Result<MixedConfig> {
             vec![mlp; config.num_hidden_layers as usize],
             interval.unwrap_or_else(full_attention_interval),
         )?,
-        tied: config.tie_word_embeddings.unwrap_or(outer_tied),
+        tied: config.tie_word_embeddings.or(outer_tied).unwrap_or(false),
         max_context: rope.max_position_embeddings(),
     })
 }

@@ -24,7 +24,7 @@ pub(super) struct MoeFields {
     pub(super) num_experts: i32,
     num_experts_per_tok: Option<i32>,
     moe_intermediate_size: Option<i32>,
-    norm_topk_prob: Option<bool>,
+    pub(super) norm_topk_prob: Option<bool>,
     shared_expert_intermediate_size: Option<i32>,
     decoder_sparse_step: Option<i32>,
     #[serde(default)]
@@ -113,6 +113,7 @@ fn build(config: &ModelConfig, weights: &Weights) -> Result<Box<dyn Model>> {
     let mixed = MixedConfig {
         rope: rope.rope_required(config.head_dim)?,
         directions: None,
+        deepstack: 0,
         model_type: config.model_type,
         vocab_size: config.vocab_size,
         rms_norm_eps: config.rms_norm_eps,

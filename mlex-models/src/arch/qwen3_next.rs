@@ -163,6 +163,7 @@ fn settings(config: &ModelConfig) -> Result<MixedConfig> {
     Ok(MixedConfig {
         rope: rope.rope_required(dims)?,
         directions: None,
+        deepstack: 0,
         model_type: config.model_type,
         vocab_size: config.vocab_size,
         rms_norm_eps: config.rms_norm_eps,

@@ -38,6 +38,22 @@ impl Stream {
         Ok(Self::of(embed(embedding, input, scales.embedding)?, scales))
     }
 
+    /// As [`start`](Self::start), and what is added behind each of the first `layers` layers: the
+    /// further features of media `[B, L, D]`, zeros where text is.
+    pub(crate) fn start_deep(
+        embedding: &Embedding,
+        input: Input<'_>,
+        layers: usize,
+    ) -> Result<(Self, Vec<Array>)> {
+        let scales = StreamScales::default();
+        let Input::Mixed(mixed) = input else {
+            return Ok((Self::start(embedding, input, scales)?, Vec::new()));
+        };
+        let embedded = embedding.forward(&mixed.text_tokens()?)?;
+        let (x, deep) = mixed.splice_deep(&embedded, layers)?;
+        Ok((Self::of(x, scales), deep))
+    }
+
     /// The stream of what enters a layer.
     pub(crate) fn of(x: Array, scales: StreamScales) -> Self {
         Self {
@@ -59,6 +75,9 @@ impl Stream {
 
     /// Adds what a layer gives for [`norm`](Self::norm).
     pub(crate) fn add(&mut self, output: Array) -> Result<()> {
+        if let Some(before) = self.added.take() {
+            self.x = self.x.add(&before)?;
+        }
         self.added = Some(match self.scales.residual {
             Some(scale) => output.multiply(scale)?,
             None => output,

@@ -15,7 +15,7 @@ use crate::{Error, Result};
 /// Layers that mlx-lm gives 8 bits in groups of 64 whatever the rest has: what routes tokens to
 /// experts. By the architectures, and the ends of the layers' paths.
 const ROUTERS: &[(&[&str], &[&str])] = &[
-    (&["qwen3_moe"], &["mlp.gate"]),
+    (&["qwen3_moe", "qwen3_vl_moe"], &["mlp.gate"]),
     (
         &[
             "qwen3_next",

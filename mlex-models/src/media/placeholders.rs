@@ -1,6 +1,6 @@
 //! What stands for media in the text of a prompt, and how it grows to their tokens.
 //!
-//! Source: the processors of mlx-vlm and transformers for Qwen3-VL and Gemma 4.
+//! Source: the processors of mlx-vlm and transformers for Qwen2.5-VL, Qwen3-VL and Gemma 4.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -21,8 +21,8 @@ pub(crate) struct Placeholders {
     style: Style,
     /// The texts of these tokens.
     texts: Vec<(MediaKind, String)>,
-    /// What is put around the tokens of a picture: by Qwen3.5 of frames alone, since the template
-    /// does it for images.
+    /// What is put around the tokens of a picture: by Qwen3-VL and Qwen3.5 of frames alone, since
+    /// the template does it for images.
     picture: [String; 2],
     /// What is put around the tokens of a sound.
     sound: [String; 2],
@@ -30,6 +30,9 @@ pub(crate) struct Placeholders {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Style {
+    /// Everything stands where the template has its placeholder (Qwen2.5-VL).
+    Plain,
+    /// The frames of a video follow their times (Qwen3-VL and later).
     Qwen,
     Gemma,
 }
@@ -67,12 +70,13 @@ impl Placeholders {
             texts.push((kind, text(&format!("{kind}_token_id"), id)?));
         }
         let model_type = config.model_type()?.to_owned();
-        let style = if model_type.starts_with("qwen") {
-            Style::Qwen
-        } else {
-            Style::Gemma
+        let style = match model_type.as_str() {
+            "qwen2_5_vl" => Style::Plain,
+            name if name.starts_with("qwen") => Style::Qwen,
+            _ => Style::Gemma,
         };
         let (picture, sound) = match style {
+            Style::Plain => Default::default(),
             Style::Qwen => (
                 ["<|vision_start|>", "<|vision_end|>"].map(str::to_owned),
                 Default::default(),
@@ -190,7 +194,7 @@ impl Placeholders {
                     let _ = write!(out, "<{seconds:.1} seconds>");
                     tokens(out, run, &self.picture);
                 }
-                (Style::Qwen, _) => tokens(out, run, &bare),
+                (Style::Plain | Style::Qwen, _) => tokens(out, run, &bare),
                 (Style::Gemma, MediaKind::Video) => {
                     if number > 0 {
                         out.push(' ');

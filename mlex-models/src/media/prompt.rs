@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use mlex_core::Array;
+use mlex_core::{Array, Dtype};
 use sha2::{Digest, Sha256};
 
 use crate::generate::{MediaSpan, PromptKey};
@@ -25,7 +25,7 @@ pub struct MediaPrompt {
 #[derive(Clone, Debug)]
 struct Place {
     tokens: Range<usize>,
-    /// `[tokens, D]`
+    /// `[tokens, D]`, or more, as [`Encoded`] has them.
     features: Array,
     run: Run,
 }
@@ -110,7 +110,8 @@ impl MediaPrompt {
     }
 
     /// Text counts on in all directions. The tokens of a picture have one place in time, the
-    /// number of their row and of their column; what follows goes on after the largest.
+    /// number of their row and of their column; steps in time are as far apart as the run says.
+    /// What follows goes on after the largest.
     fn find_positions(&mut self) {
         let mut each: [Vec<i32>; 3] = Default::default();
         let (mut at, mut next) = (0, 0);
@@ -122,18 +123,20 @@ impl MediaPrompt {
                 *next += 1;
             }
         };
-        for place in &self.places {
-            text(&mut each, place.tokens.start - at, &mut next);
-            at = place.tokens.end;
-            let [rows, columns] = place.run.grid.unwrap_or([1, place.run.tokens]);
+        for Place { tokens, run, .. } in &self.places {
+            text(&mut each, tokens.start - at, &mut next);
+            at = tokens.end;
+            let [steps, rows, columns] = run.grid.unwrap_or([1, 1, tokens.len()]);
+            let time = |step: usize| (step as f64 * run.time_step) as i32;
             let columns = columns.max(1);
-            for token in 0..place.tokens.len() {
-                let (row, column) = (token / columns, token % columns);
-                each[0].push(next);
-                each[1].push(next + row as i32);
-                each[2].push(next + column as i32);
+            let frame = rows.max(1) * columns;
+            for token in 0..tokens.len() {
+                let (step, place) = (token / frame, token % frame);
+                each[0].push(next + time(step));
+                each[1].push(next + (place / columns) as i32);
+                each[2].push(next + (place % columns) as i32);
             }
-            next += rows.max(columns) as i32;
+            next += (rows.max(columns) as i32).max(time(steps.saturating_sub(1)) + 1);
         }
         text(&mut each, self.ids.len() - at, &mut next);
         self.positions = Some(each);
@@ -181,13 +184,13 @@ impl MediaPrompt {
         let mut parts = Vec::new();
         let mut is_feature = vec![false; ids.len()];
         let mut spans = Vec::new();
-        let (mut at, mut dtype) = (range.start, None);
+        let (mut at, mut like) = (range.start, None);
         for place in places() {
             let within = place.tokens.start.max(range.start)..place.tokens.end.min(range.end);
             parts.push((within.start - at, None));
             let rows = [within.start, within.end].map(|token| (token - place.tokens.start) as i32);
             let features = place.features.slice_axis(0, rows[0], rows[1])?;
-            dtype.get_or_insert(features.dtype());
+            like.get_or_insert((features.dim(1)?, features.dtype()));
             parts.push((within.len(), Some(features)));
             let inside = within.start - range.start..within.end - range.start;
             if place.run.together {
@@ -197,8 +200,8 @@ impl MediaPrompt {
             at = within.end;
         }
         parts.push((range.end - at, None));
-        let width = model.info().hidden_size;
-        let dtype = dtype.unwrap_or(mlex_core::Dtype::Float32);
+        // There is a place.
+        let (width, dtype) = like.unwrap_or((model.info().hidden_size, Dtype::Float32));
         let rows = parts.into_iter().filter(|(count, _)| *count > 0);
         let rows = rows.map(|(count, features)| match features {
             Some(features) => features.as_type(dtype),

@@ -10,9 +10,9 @@ use serde_json::Value;
 use super::gemma_audio::GemmaAudio;
 use super::gemma_unified::{PatchEmbedder, SampleEmbedder};
 use super::gemma_vision::GemmaTower;
-use super::qwen::QwenTower;
-use super::{Family, GemmaEars, GemmaEyes, MediaKind, MediaTokens, Towers};
-use crate::config::{ModelConfig, check_size, shown};
+use super::qwen::{QwenKind, QwenTower};
+use super::{Family, GemmaEars, GemmaEyes, MediaKind, MediaTokens, Towers, VideoTime};
+use crate::config::{ModelConfig, check, check_size, shown};
 use crate::files::{ModelFiles, Tensors};
 use crate::load::check_dtype;
 use crate::{Error, Result};
@@ -24,7 +24,7 @@ const TEXT: &str = "text_config";
 /// The families of towers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    Qwen,
+    Qwen(QwenKind),
     Gemma,
     GemmaUnified,
 }
@@ -32,7 +32,9 @@ enum Kind {
 impl Kind {
     fn of(config: &ModelConfig) -> Option<Self> {
         match config.model_type().ok()? {
-            "qwen3_5" | "qwen3_5_moe" => Some(Self::Qwen),
+            "qwen2_5_vl" => Some(Self::Qwen(QwenKind::Qwen2_5Vl)),
+            "qwen3_vl" | "qwen3_vl_moe" => Some(Self::Qwen(QwenKind::Qwen3Vl)),
+            "qwen3_5" | "qwen3_5_moe" => Some(Self::Qwen(QwenKind::Qwen3_5)),
             "gemma4" => Some(Self::Gemma),
             "gemma4_unified" => Some(Self::GemmaUnified),
             _ => None,
@@ -42,7 +44,8 @@ impl Kind {
     /// A tensor that a checkpoint with the tower has, below one of the [places](Self::places).
     fn mark(self, kind: MediaKind) -> &'static str {
         match (self, kind) {
-            (Self::Qwen, _) => "merger.linear_fc2.weight",
+            (Self::Qwen(QwenKind::Qwen2_5Vl), _) => "merger.mlp.2.weight",
+            (Self::Qwen(_), _) => "merger.linear_fc2.weight",
             (Self::Gemma, MediaKind::Audio) => "embed_audio.embedding_projection.weight",
             (Self::Gemma, _) => "vision_tower.patch_embedder.position_embedding_table",
             (Self::GemmaUnified, MediaKind::Audio) => "embed_audio.embedding_projection.weight",
@@ -53,7 +56,7 @@ impl Kind {
     /// The prefixes that the towers may have.
     fn places(self) -> &'static [&'static str] {
         match self {
-            Self::Qwen => &[
+            Self::Qwen(_) => &[
                 "vision_tower.",
                 "model.visual.",
                 "visual.",
@@ -73,11 +76,17 @@ impl Kind {
     /// The default of a soft token's id, by the family's config in transformers and mlx-vlm.
     fn tokens(self) -> MediaTokens {
         match self {
-            Self::Qwen => MediaTokens {
-                image: Some(248_056),
-                video: Some(248_057),
-                audio: None,
-            },
+            Self::Qwen(kind) => {
+                let (image, video) = match kind {
+                    QwenKind::Qwen3_5 => (248_056, 248_057),
+                    _ => (151_655, 151_656),
+                };
+                MediaTokens {
+                    image: Some(image),
+                    video: Some(video),
+                    audio: None,
+                }
+            }
             Self::Gemma => MediaTokens {
                 image: Some(258_880),
                 video: None,
@@ -141,7 +150,7 @@ fn kinds(kind: Kind, config: &ModelConfig, tensors: &Tensors) -> Result<Vec<Medi
             kinds.push(MediaKind::Video);
         }
     }
-    let hears = kind != Kind::Qwen && described(AUDIO);
+    let hears = !matches!(kind, Kind::Qwen(_)) && described(AUDIO);
     if hears && kind.place(MediaKind::Audio, has).is_some() {
         kinds.push(MediaKind::Audio);
     }
@@ -204,7 +213,7 @@ fn family(
 ) -> Result<Family> {
     let processor = ProcessorFiles::read(files.path())?;
     let family = match kind {
-        Kind::Qwen => qwen(config, &processor, weights)?,
+        Kind::Qwen(kind) => qwen(kind, config, &processor, weights)?,
         _ => gemma(kind, kinds, config, &processor, weights)?,
     };
     discard_rest(kind, weights);
@@ -231,7 +240,7 @@ fn discard_rest(kind: Kind, weights: &Weights) {
     ];
     weights.discard(|path| {
         let is_tower = match kind {
-            Kind::Qwen => kind.places().iter().any(|place| path.starts_with(place)),
+            Kind::Qwen(_) => kind.places().iter().any(|place| path.starts_with(place)),
             _ => {
                 let inner = path.strip_prefix("model.").unwrap_or(path);
                 TOWERS.iter().any(|tower| inner.starts_with(tower))
@@ -264,13 +273,34 @@ fn place_of(kind: Kind, media: MediaKind, weights: &Weights) -> Result<Weights> 
     Ok(at(weights, place.ok_or_else(missing)?))
 }
 
-fn qwen(config: &ModelConfig, files: &ProcessorFiles, weights: &Weights) -> Result<Family> {
-    let tower = place_of(Kind::Qwen, MediaKind::Image, weights)?;
+#[derive(Debug, Deserialize)]
+struct TimeFields {
+    tokens_per_second: Option<i32>,
+}
+
+fn qwen(
+    kind: QwenKind,
+    config: &ModelConfig,
+    files: &ProcessorFiles,
+    weights: &Weights,
+) -> Result<Family> {
+    let tower = place_of(Kind::Qwen(kind), MediaKind::Image, weights)?;
     let vision = section(config, VISION)?;
-    let tower = QwenTower::load(&vision, &tower).map_err(|error| error.in_section(VISION))?;
+    let tower = QwenTower::load(&vision, &tower, kind).map_err(|error| error.in_section(VISION))?;
+    let (processor, time) = match kind {
+        QwenKind::Qwen2_5Vl => {
+            let fields: TimeFields = vision.parse()?;
+            let per_second = fields.tokens_per_second.unwrap_or(4);
+            check("vision_config.tokens_per_second", per_second, 1..=1000)?;
+            let time = VideoTime::Positions(f64::from(per_second));
+            (QwenVision::qwen2_5(files)?, time)
+        }
+        _ => (QwenVision::new(files)?, VideoTime::Text),
+    };
     Ok(Family::Qwen {
-        processor: QwenVision::new(files)?,
+        processor,
         tower: Box::new(tower),
+        time,
     })
 }
 

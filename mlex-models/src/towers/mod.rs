@@ -15,7 +15,9 @@ use std::fmt;
 
 use mlex_audio::{MelExtractor, MelFeatures, RawExtractor, RawFeatures, Sound};
 use mlex_core::{Array, eval};
-use mlex_vision::{FrameSampling, GemmaInput, GemmaVision, Picture, QwenInput, QwenVision, Video};
+use mlex_vision::{
+    FrameSampling, GemmaInput, GemmaVision, Picture, QwenInput, QwenVideo, QwenVision, Video,
+};
 
 use self::gemma_audio::GemmaAudio;
 use self::gemma_unified::{PatchEmbedder, SampleEmbedder};
@@ -76,8 +78,10 @@ impl MediaTokens {
 pub struct Run {
     /// How many there are.
     pub tokens: usize,
-    /// Height and width in tokens, where positions have several directions.
-    pub grid: Option<[usize; 2]>,
+    /// Steps in time, height and width in tokens, where positions have several directions.
+    pub grid: Option<[usize; 3]>,
+    /// How many positions a step in time takes.
+    pub time_step: f64,
     /// Seconds from the beginning of a video.
     pub timestamp: Option<f64>,
     /// They all see each other, not those before alone.
@@ -89,7 +93,8 @@ pub struct Run {
 pub struct Encoded {
     /// What it was.
     pub kind: MediaKind,
-    /// `[tokens, D]`, for all runs.
+    /// `[tokens, D]`, for all runs. Where a model adds features behind its first layers too
+    /// (deepstack), they follow in each row: `[tokens, (1 + layers) * D]`.
     pub features: Array,
     /// One for an image and a sound, one for each frame, or pair of frames, of a video.
     pub runs: Vec<Run>,
@@ -122,6 +127,7 @@ enum Family {
     Qwen {
         processor: QwenVision,
         tower: Box<QwenTower>,
+        time: VideoTime,
     },
     Gemma {
         processor: GemmaVision,
@@ -132,6 +138,15 @@ enum Family {
         /// The tokens of a picture see each other.
         together: bool,
     },
+}
+
+/// How the time of a video is told to the language model.
+#[derive(Clone, Copy, Debug)]
+enum VideoTime {
+    /// By text before each pair of frames, which is a run of its own.
+    Text,
+    /// By positions, so many for a second.
+    Positions(f64),
 }
 
 #[derive(Debug)]
@@ -214,7 +229,7 @@ impl Towers {
                 let sampling = sampling(processor.sampling(), options)?;
                 let processor = processor.clone().with_sampling(sampling);
                 let input = processor.video(video)?;
-                self.qwen_video(&input.input, &input.timestamps)
+                self.qwen_video(&input)
             }
             Family::Gemma { processor, .. } => {
                 self.check(MediaKind::Video)?;
@@ -250,35 +265,54 @@ impl Towers {
         }
     }
 
-    /// The features of an image that Qwen3.5's processor has prepared.
+    /// The features of an image that Qwen's processor has prepared.
     ///
     /// # Errors
     /// When the model is another one, the patches do not fit, or MLX fails.
     pub fn qwen_image(&self, input: &QwenInput) -> Result<Encoded> {
-        let tower = self.qwen(MediaKind::Image)?;
+        let (tower, _) = self.qwen(MediaKind::Image)?;
+        let [rows, columns] = merged(input);
         let run = Run {
             tokens: input.tokens,
-            grid: Some(merged(input)),
+            grid: Some([1, rows, columns]),
+            time_step: 1.0,
             timestamp: None,
             together: false,
         };
         self.encoded(MediaKind::Image, tower.forward(input)?, vec![run])
     }
 
-    /// The features of a video that Qwen3.5's processor has prepared: one timestamp for each
-    /// patch in time.
+    /// The features of a video that Qwen's processor has prepared.
     ///
     /// # Errors
     /// As [`qwen_image`](Self::qwen_image).
-    pub fn qwen_video(&self, input: &QwenInput, timestamps: &[f64]) -> Result<Encoded> {
-        let tower = self.qwen(MediaKind::Video)?;
-        let run = |&seconds: &f64| Run {
-            tokens: input.tokens / input.grid[0].max(1),
-            grid: Some(merged(input)),
-            timestamp: Some(seconds),
+    pub fn qwen_video(&self, video: &QwenVideo) -> Result<Encoded> {
+        /// More than any video has, whatever its file says.
+        const LONGEST_STEP: f64 = 1000.0;
+        let (tower, time) = self.qwen(MediaKind::Video)?;
+        let (input, [rows, columns]) = (&video.input, merged(&video.input));
+        let run = |steps: usize| Run {
+            tokens: input.tokens / input.grid[0].max(1) * steps,
+            grid: Some([steps, rows, columns]),
+            time_step: 1.0,
+            timestamp: None,
             together: false,
         };
-        let runs = timestamps.iter().map(run).collect();
+        let runs = match time {
+            VideoTime::Text => {
+                let times = video.timestamps.iter();
+                times
+                    .map(|&seconds| Run {
+                        timestamp: Some(seconds),
+                        ..run(1)
+                    })
+                    .collect()
+            }
+            VideoTime::Positions(per_second) => vec![Run {
+                time_step: (video.seconds_per_patch * per_second).clamp(0.0, LONGEST_STEP),
+                ..run(input.grid[0])
+            }],
+        };
         self.encoded(MediaKind::Video, tower.forward(input)?, runs)
     }
 
@@ -291,6 +325,7 @@ impl Towers {
         let run = Run {
             tokens: input.tokens,
             grid: None,
+            time_step: 1.0,
             timestamp: None,
             together: self.sees_together(),
         };
@@ -313,6 +348,7 @@ impl Towers {
         let run = |(frame, &seconds): (&GemmaInput, &f64)| Run {
             tokens: frame.tokens,
             grid: None,
+            time_step: 1.0,
             timestamp: Some(seconds),
             together: self.sees_together(),
         };
@@ -353,6 +389,7 @@ impl Towers {
         let run = Run {
             tokens,
             grid: None,
+            time_step: 1.0,
             timestamp: None,
             together: false,
         };
@@ -375,9 +412,9 @@ impl Towers {
         })
     }
 
-    fn qwen(&self, kind: MediaKind) -> Result<&QwenTower> {
+    fn qwen(&self, kind: MediaKind) -> Result<(&QwenTower, VideoTime)> {
         match &self.family {
-            Family::Qwen { tower, .. } => Ok(tower),
+            Family::Qwen { tower, time, .. } => Ok((tower, *time)),
             Family::Gemma { .. } => Err(self.refused(kind)),
         }
     }

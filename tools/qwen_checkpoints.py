@@ -75,6 +75,38 @@ TEXT_MOE = {
     "model_type": "qwen3_5_moe_text",
     "shared_expert_intermediate_size": 20,
 }
+QWEN3_VL = dict(
+    model_type="qwen3_vl",
+    architectures=["Qwen3VLForConditionalGeneration"],
+    image_token_id=60,
+    text_config={
+        **BASE,
+        "model_type": "qwen3_vl_text",
+        "tie_word_embeddings": True,
+        "rope_theta": 5000000.0,
+        "rope_scaling": dict(rope_type="default", mrope_interleaved=True, mrope_section=[3, 3, 2]),
+    },
+    vision_config=dict(depth=1, hidden_size=8, deepstack_visual_indexes=[0]),
+    tie_word_embeddings=True,
+)
+QWEN3_VL_MOE = {
+    **QWEN3_VL,
+    "model_type": "qwen3_vl_moe",
+    "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+    "text_config": {
+        **QWEN3_VL["text_config"],
+        **EXPERTS,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "moe_intermediate_size": 32,
+        "model_type": "qwen3_vl_moe_text",
+        "num_hidden_layers": 2,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "tie_word_embeddings": False,
+    },
+    "tie_word_embeddings": False,
+}
 
 
 def multimodal(text, **more):
@@ -224,6 +256,8 @@ CHECKPOINTS = {
         {**TEXT_MOE, "architectures": ["Qwen3_5MoeForCausalLM"], "num_hidden_layers": 2, "num_experts_per_tok": 4},
         dict(layout=published, extra=MTP),
     ),
+    "qwen3_vl-text": (QWEN3_VL, dict(extra=TOWER_OF_MLX)),
+    "qwen3_vl_moe-text-4bit": (QWEN3_VL_MOE, dict(quantize=Q4)),
 }
 # The language model of a larger one has the weights that it would have alone.
 CHECKPOINTS = {

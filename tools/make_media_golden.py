@@ -7,8 +7,9 @@ Each directory holds a checkpoint with random weights, `media.safetensors` and `
 
   media.json     `media`: of each medium its kind and sizes. `cases`: of each prompt the token ids, the media in
                  its order, and in `turns` where a second turn begins.
-               `sessions`: conversations with files, the ids of their prompts and what follows greedily.
-  NAME.input     what the tower takes of a medium: patches [N, P], mel frames [T, 128] or samples [N, P]
+               `sessions`: conversations with files, the ids of their prompts, what follows greedily and
+               its log-probabilities.
+  NAME.input     float16: what the tower takes of a medium: patches [N, P], mel frames [T, 128] or samples [N, P]
   NAME.features  [tokens, D] of the tower, as the language model takes them; of Qwen3-VL with those that
                  are added behind its first layers, [tokens, (1 + layers) * D]
   CASE.logits    [L, V] of one pass over a prompt
@@ -67,7 +68,7 @@ QWEN_VISION = dict(
     model_type="qwen3_5",
     depth=2,
     hidden_size=32,
-    intermediate_size=64,
+    intermediate_size=32,
     out_hidden_size=32,
     num_heads=2,
     in_channels=3,
@@ -90,8 +91,8 @@ QWEN = dict(
     text_config=QWEN_TEXT,
     vision_config=QWEN_VISION,
 )
-# With heads of 24, which no kernel takes as they are.
-UNEVEN = {**QWEN, "vision_config": {**QWEN_VISION, "hidden_size": 48, "depth": 1}}
+# With heads of 12, which no kernel takes as they are.
+UNEVEN = {**QWEN, "vision_config": {**QWEN_VISION, "hidden_size": 24, "depth": 1}}
 QWEN3_VL_TEXT = dict(
     model_type="qwen3_vl_text",
     hidden_size=32,
@@ -177,21 +178,21 @@ QWEN2_5_VL_TIED = {
     "vision_config": {**QWEN2_5_VL["vision_config"], "hidden_size": 32, "intermediate_size": 32},
 }
 GEMMA_IDS = dict(
-    image_token_id=120,
-    audio_token_id=121,
-    video_token_id=122,
-    boi_token_id=123,
-    eoi_token_id=124,
-    boa_token_id=125,
-    eoa_token_id=126,
-    vocab_size=130,
-    eos_token_id=[1, 106],
+    image_token_id=70,
+    audio_token_id=71,
+    video_token_id=72,
+    boi_token_id=73,
+    eoi_token_id=74,
+    boa_token_id=75,
+    eoa_token_id=76,
+    vocab_size=80,
+    eos_token_id=[1, 69],
     tie_word_embeddings=True,
 )
 GEMMA_VISION = dict(
     model_type="gemma4_vision",
     hidden_size=32,
-    intermediate_size=48,
+    intermediate_size=32,
     num_hidden_layers=2,
     num_attention_heads=2,
     num_key_value_heads=2,
@@ -206,7 +207,7 @@ GEMMA_VISION = dict(
     standardize=False,
 )
 GEMMA_AUDIO = dict(
-    hidden_size=32,
+    hidden_size=16,
     num_hidden_layers=1,
     num_attention_heads=2,
     subsampling_conv_channels=[8, 4],
@@ -219,8 +220,18 @@ GEMMA_AUDIO = dict(
 )
 
 
+# Of the language models, which other checkpoints are for.
+TEXT = dict(vocab_size=80, vocab_size_per_layer_input=80, num_attention_heads=2, intermediate_size=16)
+LARGE = {**TEXT, **LARGE}
 # As the 2B and 4B models, in fewer layers.
-SMALL = {**SMALL, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": [SLIDING, FULL, SLIDING, FULL]}
+SMALL = {
+    **TEXT,
+    **SMALL,
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 8,
+    "layer_types": [SLIDING, FULL, SLIDING, FULL],
+}
 
 
 def gemma(vision=None, audio=None, **changes):
@@ -323,7 +334,8 @@ CHECKPOINTS = {
         QWEN2_5_VL_TIED,
         dict(quantize=dict(group_size=32, bits=4), only=["mixed", "turns"]),
     ),
-    "media-qwen3_5": (qwen3_5, QWEN, dict(sessions=True)),
+    # Two images are in `turns` too.
+    "media-qwen3_5": (qwen3_5, QWEN, dict(only=["one", "video", "mixed", "turns"], sessions=True)),
     "media-qwen3_5-hf": (qwen3_5, UNEVEN, dict(layout=published_qwen, only=["mixed"])),
     "media-qwen3_5-4bit": (qwen3_5, QWEN, dict(quantize=dict(group_size=32, bits=4), only=["mixed", "turns"])),
     "media-qwen3_vl": (qwen3_vl, QWEN3_VL, dict(sessions=True)),
@@ -340,7 +352,7 @@ CHECKPOINTS = {
     "media-gemma4-small": (
         gemma4,
         gemma(dict(num_hidden_layers=1), GEMMA_AUDIO, **SMALL),
-        dict(layout=published_gemma, sessions=True),
+        dict(layout=published_gemma, only=["turns", "audio", "all"], sessions=True),
     ),
     "media-gemma4-large": (
         gemma4,
@@ -431,8 +443,9 @@ gemma4.language.Gemma4TextModel._make_masks = masks
 
 
 def random(name, *shape, low=0.0):
+    """Values that a float16, in which they are kept, has too."""
     rng = np.random.default_rng(zlib.crc32(name.encode()) + 1)
-    return mx.array(rng.uniform(low, 1.0, shape).astype(np.float32))
+    return mx.array(rng.uniform(low, 1.0, shape).astype(np.float16).astype(np.float32))
 
 
 class Qwen:
@@ -559,7 +572,8 @@ class Gemma:
             self.inputs["s"], self.features["s"] = samples, features
             self.media["s"] = dict(kind="audio", tokens=7, samples=20)
             return
-        valid, frames = 101, 112
+        # Chunks of six tokens, the last of them not full.
+        valid, frames = 61, 64
         mel = random("s", frames, 128, low=-2.0)
         mel[valid:] = 0.0
         mask = mx.arange(frames)[None] >= valid
@@ -644,7 +658,8 @@ def make(name):
     kind = (Qwen if "qwen" in name else Gemma)(model, config)
     tensors, rows = {}, []
     for medium in kind.media:
-        tensors[f"{medium}.input"], tensors[f"{medium}.features"] = kind.inputs[medium], kind.features[medium]
+        tensors[f"{medium}.input"] = kind.inputs[medium].astype(mx.float16)
+        tensors[f"{medium}.features"] = kind.features[medium]
     for case, ids, names, turns in cases(kind):
         if case not in options.get("only", (case,)):
             continue
@@ -667,7 +682,7 @@ def make(name):
         described["sessions"] = sessions(folder, kind, bool(config.get("audio_config")))
     save_json(folder / "media.json", described, indent=None)
     size = sum(file.stat().st_size for file in folder.glob("*")) // 1024
-    print(f"{name}: {size} KB, logits' deviation {float(mx.std(tensors['mixed.logits'])):.2f}")
+    print(f"{name}: {size} KB, logits' deviation {float(mx.std(logits)):.2f}")
 
 
 def main(names):

@@ -6,10 +6,12 @@ byte that the prompts have, and the template is made in the manner of the family
 """
 
 import json
+import types
 import wave
 
 import mlx.core as mx
 import numpy as np
+from mlx_audio.resample import resample_audio_array
 from mlx_vlm.models.gemma4.audio_feature_extractor import Gemma4AudioFeatureExtractor
 from mlx_vlm.models.gemma4.processing_gemma4 import Gemma4ImageProcessor, Gemma4Processor, Gemma4VideoProcessor
 from mlx_vlm.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
@@ -21,6 +23,7 @@ from mlx_vlm.models.qwen3_vl.processing_qwen3_vl import (
 from mlx_vlm.utils import load_image
 from PIL import Image
 from transformers import AutoTokenizer
+from transformers.models.gemma4.processing_gemma4 import Gemma4Processor as Original
 
 from goldens import ROOT, save_json
 
@@ -42,15 +45,15 @@ QWEN_TOKENS = {
 GEMMA_TOKENS = {
     1: "<eos>",
     2: "<bos>",
-    105: "<|turn>",
-    106: "<turn|>",
-    120: "<|image|>",
-    121: "<|audio|>",
-    122: "<|video|>",
-    123: "<|image>",
-    124: "<image|>",
-    125: "<|audio>",
-    126: "<audio|>",
+    68: "<|turn>",
+    69: "<turn|>",
+    70: "<|image|>",
+    71: "<|audio|>",
+    72: "<|video|>",
+    73: "<|image>",
+    74: "<image|>",
+    75: "<|audio>",
+    76: "<audio|>",
 }
 QWEN_TEMPLATE = """\
 {%- for message in messages -%}
@@ -118,9 +121,14 @@ FILES = [
     said("tiny.png", "dot.png", "alpha.png", "grey-alpha.png", "deep.png", "palette.png", "a"),
     said("cmyk.jpg", "huge.jpg", "turned-3.jpg", "plain.jpg", "b"),
 ]
-# No sounds: mlx-vlm counts their tokens by milliseconds, transformers and the tower by frames (mlex-audio).
 SOUND_SESSIONS = {
     "audio": [said("plain.wav", "what is said")],
+    # Two channels at 44.1 kHz, 8 kHz, 24 bits, and silence.
+    "stereo": [said("stereo.wav", "what is said")],
+    "low": [said("low.wav", "what is said")],
+    "odd": [said("odd.wav", "what is said")],
+    "silence": [said("what is said", "silence.wav")],
+    "sounds": [said("low.wav", "silence.wav", "a"), said("a", role="assistant"), said("stereo.wav", "b")],
     "all": [said("odd.png", "plain.wav", "moving.png", "and now")],
 }
 
@@ -180,13 +188,25 @@ def video_frames():
 
 
 def sound(file):
-    """Samples at 16 kHz; of another rate or form silence of that length."""
+    """Samples at 16 kHz, as mlx-vlm's `load_audio` makes them: the mean of the channels, resampled by mlx-audio."""
     with wave.open(str(SOUNDS / file)) as opened:
-        count, rate = opened.getnframes(), opened.getframerate()
-        if (rate, opened.getsampwidth()) != (16000, 2):
-            return np.zeros(round(count * 16000 / rate), np.float32)
-        samples = np.frombuffer(opened.readframes(count), "<i2")
-    return (samples / 32768.0).astype(np.float32)
+        rate, width, channels = opened.getframerate(), opened.getsampwidth(), opened.getnchannels()
+        data = np.frombuffer(opened.readframes(opened.getnframes()), np.uint8).reshape(-1, width)
+    # The bytes of a sample are the upper ones of a 32-bit number.
+    filled = np.concatenate([np.zeros((len(data), 4 - width), np.uint8), data], axis=1)
+    samples = np.ascontiguousarray(filled).view("<i4").reshape(-1, channels) / 2.0**31
+    return resample_audio_array(samples.astype(np.float32).mean(axis=1), rate, 16000)
+
+
+def sound_tokens(extractor):
+    """What transformers' processor counts, by the encoder's frames; mlx-vlm's count by milliseconds is one more at times."""
+    names = types.SimpleNamespace(boa_token="", eoa_token="", audio_token="x")
+
+    def count(samples, _rate):
+        mask = np.asarray(extractor(samples)["input_features_mask"][0])
+        return len(Original.replace_audio_token(names, {"input_features_mask": [mask]}, 0))
+
+    return count
 
 
 def files_of(messages):
@@ -261,6 +281,7 @@ def gemma(folder, kind):
         video_processor=Gemma4VideoProcessor(**settings),
         feature_extractor=extractor,
     )
+    processor._compute_audio_num_tokens = sound_tokens(extractor)
 
     def prepare(messages):
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -306,7 +327,7 @@ def sessions(folder, kind, with_sound):
     for name, messages in all_sessions.items():
         text, ids = prepare(messages)
         if name == "files":
-            rows.append(dict(name=name, messages=messages, prompt=ids, greedy=[]))
+            rows.append(dict(name=name, messages=messages, prompt=ids, greedy=[], logprobs=[]))
             continue
         order = []
         counts = dict(image=0, video=0, audio=0)
@@ -315,16 +336,18 @@ def sessions(folder, kind, with_sound):
                 if "file" in part:
                     order.append(f"{part['type']}{counts[part['type']]}")
                     counts[part["type"]] += 1
-        tokens, margins = [], []
+        tokens, margins, logprobs = [], [], []
         for _ in range(GENERATED):
             logits = np.array(kind.logits(ids + tokens, order)[-1])
             best = np.sort(logits)
             margins.append(float(best[-1] - best[-2]) / float(np.abs(logits).max()))
             tokens.append(int(logits.argmax()))
+            shifted = logits.astype(np.float64) - logits.max()
+            logprobs.append(round(-float(np.log(np.exp(shifted).sum())), 6))
         print(f"  {name}: {len(ids)} ids, {''.join(text.split())[:60]!r}, smallest margin {min(margins):.4f}")
         # What follows a near tie may differ, and what follows a placeholder is none of the prompt's.
         soft = {kind.config.get(f"{name}_token_id") for name in ("image", "video", "audio")}
         sure = next((n for n, margin in enumerate(margins) if margin < 2e-3), GENERATED)
         sure = min(sure, next((n + 1 for n, token in enumerate(tokens) if token in soft), GENERATED))
-        rows.append(dict(name=name, messages=messages, prompt=ids, greedy=tokens[:sure]))
+        rows.append(dict(name=name, messages=messages, prompt=ids, greedy=tokens[:sure], logprobs=logprobs[:sure]))
     return json.loads(json.dumps(rows))

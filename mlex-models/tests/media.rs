@@ -3,16 +3,20 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use mlex_audio::{MelFeatures, RawFeatures};
 use mlex_core::io::SafetensorsFile;
 use mlex_core::{Array, Dtype};
 use mlex_models::media::MediaPrompt;
-use mlex_models::towers::{Encoded, MediaKind, MediaTokens, Towers, media_kinds, media_tokens};
+use mlex_models::towers::{
+    Encoded, MediaKind, MediaTokens, Towers, interruptible, media_kinds, media_tokens,
+};
 use mlex_models::{
-    ConvertOptions, LayoutSettings, LoadedModel, ModelFiles, Quantize, convert, load,
+    ConvertOptions, ErrorKind, LayoutSettings, LoadedModel, ModelFiles, Quantize, convert, load,
 };
 use mlex_vision::{GemmaInput, QwenInput, QwenVideo};
 use serde_json::{Value, json};
@@ -72,10 +76,14 @@ impl Golden {
 
     /// What the towers make of a medium.
     fn encode(&self, name: &str) -> Encoded {
+        self.try_encode(name).unwrap()
+    }
+
+    fn try_encode(&self, name: &str) -> mlex_models::Result<Encoded> {
         let medium = &self.description["media"][name];
         let input = self.tensor(&format!("{name}.input"));
         let width = input.dim(1).unwrap() as usize;
-        let values: Vec<f32> = input.to_vec().unwrap();
+        let values: Vec<f32> = input.as_type(Dtype::Float32).unwrap().to_vec().unwrap();
         let number = |field: &str| medium[field].as_u64().unwrap() as usize;
         let sides: Vec<usize> = medium["grid"]
             .as_array()
@@ -132,7 +140,6 @@ impl Golden {
             }
             other => panic!("{other:?}"),
         }
-        .unwrap()
     }
 
     fn media(&self) -> HashMap<String, Encoded> {
@@ -221,6 +228,41 @@ fn features_of_towers_match() {
             let expected = golden.tensor(&format!("{medium}.features"));
             golden.check(&medium, &encoded.features, &expected);
         }
+    }
+}
+
+#[test]
+fn towers_end_between_blocks() {
+    // How often each asks, and what it asks after.
+    let asked = |golden: &Golden, medium: &str, most: usize| {
+        let count = Rc::new(Cell::new(0));
+        let stop = {
+            let count = Rc::clone(&count);
+            move || count.replace(count.get() + 1) >= most
+        };
+        let result = interruptible(stop, || golden.try_encode(medium));
+        (count.get(), result)
+    };
+    for (name, medium, blocks) in [
+        ("media-gemma4-small", "a", 1),
+        ("media-gemma4-small", "s", 1),
+        ("media-gemma4-large", "b", 2),
+        // Of each of three frames, and before it.
+        ("media-gemma4-large", "v", 9),
+    ] {
+        let golden = Golden::open(name);
+        let (count, encoded) = asked(&golden, medium, usize::MAX);
+        assert_eq!(count, blocks, "{name}: {medium}");
+        let expected = golden.tensor(&format!("{medium}.features"));
+        golden.check(medium, &encoded.unwrap().features, &expected);
+        for most in 0..blocks {
+            let (count, result) = asked(&golden, medium, most);
+            let error = result.unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Cancelled), "{error}");
+            assert_eq!(count, most + 1, "{name}: {medium}");
+        }
+        // Nothing is asked outside.
+        assert!(golden.try_encode(medium).is_ok());
     }
 }
 

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use mlex_models::Error;
-use mlex_models::generate::{Event, LoadOptions, Prompt, Request, Session};
+use mlex_models::generate::{
+    Event, FinishReason, Generation, LoadOptions, Prompt, Request, Session,
+};
 use mlex_models::media::Media;
 use mlex_models::text::media_parts;
 use mlex_models::towers::MediaKind;
@@ -42,17 +44,36 @@ fn media(messages: &[Value]) -> Vec<Media> {
         .collect()
 }
 
-/// The ids of the prompt, and the tokens after it.
-fn run(session: &Session, request: Request) -> Result<(Vec<u32>, Vec<u32>), Error> {
-    let (mut prompt, mut tokens) = (Vec::new(), Vec::new());
-    for event in session.generate(request) {
+/// What a generation has given.
+#[derive(Debug, Default, PartialEq)]
+struct Given {
+    /// The ids of the prompt, where it came to that.
+    prompt: Option<Vec<u32>>,
+    tokens: Vec<u32>,
+    logprobs: Vec<f32>,
+    ends: Vec<FinishReason>,
+}
+
+fn given(events: Generation) -> Result<Given, Error> {
+    let mut given = Given::default();
+    for event in events {
         match event? {
-            Event::Prompt(ids) => prompt = ids,
-            Event::Token { id, .. } => tokens.push(id),
+            Event::Prompt(ids) => given.prompt = Some(ids),
+            Event::Token { id, logprobs, .. } => {
+                given.tokens.push(id);
+                given.logprobs.extend(logprobs.map(|of| of.logprob));
+            }
+            Event::Done(completion) => given.ends.push(completion.finish_reason),
             _ => {}
         }
     }
-    Ok((prompt, tokens))
+    Ok(given)
+}
+
+/// The ids of the prompt, and the tokens after it.
+fn run(session: &Session, request: Request) -> Result<(Vec<u32>, Vec<u32>), Error> {
+    let given = given(session.generate(request))?;
+    Ok((given.prompt.unwrap_or_default(), given.tokens))
 }
 
 fn ids(value: &Value) -> Vec<u32> {
@@ -76,6 +97,12 @@ fn prompts_and_tokens_are_those_of_the_reference() {
             let messages = case["messages"].as_array().unwrap().clone();
             let media = media(&messages);
             let greedy = ids(&case["greedy"]);
+            let logprobs = case["logprobs"].as_array().unwrap().iter();
+            let logprobs: Vec<f64> = logprobs.map(|value| value.as_f64().unwrap()).collect();
+            // Another decoder of JPEG files, and another filter than mlx-audio's resamples.
+            let near = ["turns", "stereo", "low", "sounds"];
+            let near = near.iter().any(|name| case_name == name);
+            let tolerance = if near { 0.05 } else { 2e-4 };
             // In small steps, and again: the second time the features are kept.
             for step in [512, 16] {
                 let mut request = Request::new(Prompt::Messages(messages.clone()));
@@ -83,9 +110,17 @@ fn prompts_and_tokens_are_those_of_the_reference() {
                 request.max_tokens = greedy.len();
                 request.ignore_eos = true;
                 request.prefill_step = step;
-                let (prompt, tokens) = run(&session, request).unwrap();
-                assert_eq!(prompt, ids(&case["prompt"]), "{name}: {case_name}");
-                assert_eq!(tokens, greedy, "{name}: {case_name}");
+                request.logprobs = Some(0);
+                let counted = session.prompt_tokens(&request).unwrap();
+                assert_eq!(counted, ids(&case["prompt"]), "{name}: {case_name}");
+                let given = given(session.generate(request)).unwrap();
+                assert_eq!(given.prompt, Some(counted), "{name}: {case_name}");
+                assert_eq!(given.tokens, greedy, "{name}: {case_name}");
+                assert_eq!(given.logprobs.len(), logprobs.len());
+                for (found, expected) in given.logprobs.iter().zip(&logprobs) {
+                    let error = (f64::from(*found) - expected).abs();
+                    assert!(error < tolerance, "{name}: {case_name}: off by {error}");
+                }
             }
         }
     }
@@ -180,4 +215,83 @@ fn a_session_says_what_it_takes() {
     let (image, video, audio) = (MediaKind::Image, MediaKind::Video, MediaKind::Audio);
     assert_eq!(kinds("media-qwen3_5"), [image, video]);
     assert_eq!(kinds("media-gemma4-small"), [image, video, audio]);
+}
+
+/// An uncompressed image of so many pixels, whose bytes and so whose features are its own.
+fn bitmap(side: u32, seed: u8) -> Media {
+    let (row, pixels) = (side * 3, side * side * 3);
+    assert_eq!(row % 4, 0, "rows are whole words");
+    let mut bytes = b"BM".to_vec();
+    let header = [
+        54 + pixels,
+        0,
+        54,
+        40,
+        side,
+        side,
+        24 << 16 | 1,
+        0,
+        pixels,
+        0,
+        0,
+        0,
+        0,
+    ];
+    bytes.extend(header.iter().flat_map(|word| word.to_le_bytes()));
+    bytes.extend((0..pixels).map(|n| (n / 7) as u8 ^ seed));
+    Media::from_bytes(MediaKind::Image, bytes)
+}
+
+/// A question about so many images, none of which is known.
+fn about_images(count: u8) -> Request {
+    let content = vec![json!({"type": "image"}); count.into()];
+    let message = json!({"role": "user", "content": content});
+    let media = (0..count).map(|seed| bitmap(32, seed));
+    Request::new(Prompt::Messages(vec![message]))
+        .with_media(media)
+        .with_max_tokens(1)
+}
+
+#[test]
+fn a_generation_is_cancelled_while_towers_run() {
+    let session = session("media-qwen3_5");
+    let expected = given(session.generate(about_images(1))).unwrap();
+    // 250 images take longer than it takes to cancel.
+    let events = session.generate(about_images(250));
+    events.cancel_handle().cancel();
+    let ended = given(events).unwrap();
+    assert_eq!(ended.ends, [FinishReason::Cancelled]);
+    assert_eq!((ended.prompt, ended.tokens.len()), (None, 0));
+    // Each of several answers ends.
+    let mut request = about_images(250);
+    request.choices = 3;
+    let events = session.generate(request);
+    events.cancel_handle().cancel();
+    assert_eq!(given(events).unwrap().ends, [FinishReason::Cancelled; 3]);
+    // One that nobody reads any more is cancelled too, and the session goes on.
+    drop(session.generate(about_images(250)));
+    let again = given(session.generate(about_images(1))).unwrap();
+    assert_eq!(again, expected);
+}
+
+#[test]
+fn what_is_counted_needs_no_tower_and_no_thread() {
+    let session = session("media-gemma4-small");
+    let image = about_images(2);
+    let counted = session.prompt_tokens(&image).unwrap();
+    assert_eq!(
+        given(session.generate(image)).unwrap().prompt,
+        Some(counted)
+    );
+    // Tokens stay as they are, and what does not fit is an error of the same words.
+    let tokens = Request::new(Prompt::Tokens(vec![5, 6])).with_media([bitmap(32, 0)]);
+    assert_eq!(session.prompt_tokens(&tokens).unwrap(), [5, 6]);
+    let broken = Media::from_bytes(MediaKind::Image, b"no image".to_vec());
+    for media in [vec![], vec![broken]] {
+        let mut request = about_images(1);
+        request.media = media;
+        let error = session.prompt_tokens(&request).unwrap_err().to_string();
+        let other = given(session.generate(request)).unwrap_err().to_string();
+        assert_eq!(error, other);
+    }
 }

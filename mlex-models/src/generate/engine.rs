@@ -1,5 +1,6 @@
 //! One generation from request to end, on the thread that owns the model.
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -15,11 +16,12 @@ use super::request::{Completion, Event, FinishReason, Prompt, Request, Timings, 
 use super::speculate::{DraftCounts, Guesses, Speculator};
 use super::tokens::Tokens;
 use super::{KvSettings, PrefillProgress, Sampler, StreamOptions, TokenStream};
+use crate::files::ModelFiles;
 use crate::media::{Media, MediaEngine, MediaPrompt, Placeholders};
 use crate::model::{Model, MtpHead};
 use crate::text::{ChatRequest, ChatTemplate, OutputFormat, Tokenizer, chat_messages, media_parts};
-use crate::towers::{MediaKind, refused};
-use crate::{Error, Result};
+use crate::towers::{MediaKind, Processor, interruptible, refused};
+use crate::{Error, ErrorKind, Result};
 
 /// The parts of a session that turn requests into tokens; shared with the asking threads.
 #[derive(Debug)]
@@ -38,6 +40,10 @@ pub(super) struct TextParts {
     pub(super) placeholders: Option<Placeholders>,
     /// The tokens as grammars see them, once one is asked for.
     pub(super) vocabulary: OnceLock<Vocabulary>,
+    /// Where the model is.
+    pub(super) path: PathBuf,
+    /// What prepares media, once some are counted.
+    pub(super) processor: OnceLock<Processor>,
 }
 
 impl TextParts {
@@ -73,14 +79,35 @@ impl TextParts {
         }
     }
 
-    /// The prompt of a request as tokens, which must be text alone: how many tokens a medium
-    /// takes is known when it has been read.
+    /// The prompt of a request as tokens. Its media are read for that; no tower runs.
     pub(super) fn prompt_tokens(&self, request: &Request) -> Result<Vec<u32>> {
-        if let Some(media) = self.media(request)?.first() {
-            let found = format!("a prompt with media ({})", media.kind);
-            return Err(Error::unsupported("counting tokens", found));
+        let media = self.media(request)?;
+        let mut rendered = self.render(request)?;
+        if let (Some(text), Some(placeholders)) = (&rendered, self.placeholders_for(&media)) {
+            let processor = self.processor()?;
+            let counted = media
+                .iter()
+                .map(|one| one.count(processor, request.media_options));
+            let counted = counted.collect::<Result<_>>()?;
+            rendered = Some(placeholders.expand(text, counted)?.0);
         }
-        self.encode(request, self.render(request)?)
+        self.encode(request, rendered)
+    }
+
+    /// What stands for `media` in a prompt; none where there are none.
+    fn placeholders_for(&self, media: &[Media]) -> Option<&Placeholders> {
+        self.placeholders.as_ref().filter(|_| !media.is_empty())
+    }
+
+    /// What prepares media, read with the first one that is counted.
+    fn processor(&self) -> Result<&Processor> {
+        if let Some(processor) = self.processor.get() {
+            return Ok(processor);
+        }
+        let files = ModelFiles::open(&self.path)?;
+        let processor = Processor::load(&files, &self.kinds)?;
+        let processor = processor.ok_or_else(|| Error::missing("towers"))?;
+        Ok(self.processor.get_or_init(|| processor))
     }
 
     /// The media of a request: those that it names, or what its messages hold.
@@ -119,7 +146,7 @@ impl TextParts {
         engine: &mut MediaEngine,
     ) -> Result<MediaPrompt> {
         let media = self.media(request)?;
-        let Some(placeholders) = self.placeholders.as_ref().filter(|_| !media.is_empty()) else {
+        let Some(placeholders) = self.placeholders_for(&media) else {
             return Ok(self.encode(request, rendered)?.into());
         };
         let encoded = engine.encode(&media, request.media_options)?;
@@ -198,10 +225,26 @@ impl Guessers<'_> {
 /// Where events go. `send` says whether anyone still listens.
 pub(super) struct Sink<'a> {
     pub(super) send: &'a mut dyn FnMut(Event) -> bool,
-    pub(super) cancelled: &'a AtomicBool,
+    pub(super) cancelled: &'a Arc<AtomicBool>,
 }
 
 impl Sink<'_> {
+    /// Ends all `choices` answers, before the first of them, as cancelled.
+    fn cancelled(&mut self, choices: usize, prompt_tokens: usize) {
+        let usage = Usage {
+            prompt_tokens,
+            ..Usage::default()
+        };
+        for _ in 0..choices {
+            self.event(Event::Done(Completion {
+                finish_reason: FinishReason::Cancelled,
+                usage,
+                timings: Timings::default(),
+                drafts: DraftCounts::default(),
+            }));
+        }
+    }
+
     /// Sends `event`; false when the generation shall end.
     fn event(&mut self, event: Event) -> bool {
         (self.send)(event) && !self.cancelled.load(Ordering::Relaxed)
@@ -221,8 +264,17 @@ pub(super) fn run(
     pool: &mut PromptCache,
     sink: &mut Sink<'_>,
 ) -> Result<()> {
+    let choices = request.choices.max(1);
     let rendered = text.render(request)?;
-    let prompt = text.prompt(request, rendered.clone(), media)?;
+    let cancelled = Arc::clone(sink.cancelled);
+    let stop = move || cancelled.load(Ordering::Relaxed);
+    let prompt = match interruptible(stop, || text.prompt(request, rendered.clone(), media)) {
+        Err(error) if matches!(error.kind(), ErrorKind::Cancelled) => {
+            sink.cancelled(choices, 0);
+            return Ok(());
+        }
+        prompt => prompt?,
+    };
     let prompt_tokens = prompt.ids().len();
     if let Some(limit) = model.info().max_context
         && prompt_tokens as i64 > i64::from(limit)
@@ -248,24 +300,12 @@ pub(super) fn run(
     } else {
         &mut unused
     };
-    let choices = request.choices.max(1);
 
     let mut listening = sink.event(Event::Prompt(prompt.ids().to_vec()));
     let start = Instant::now();
     if !listening {
         // Nobody waits for it any more: the prompt is not worth its time.
-        let usage = Usage {
-            prompt_tokens,
-            ..Usage::default()
-        };
-        for _ in 0..choices {
-            sink.event(Event::Done(Completion {
-                finish_reason: FinishReason::Cancelled,
-                usage,
-                timings: Timings::default(),
-                drafts: DraftCounts::default(),
-            }));
-        }
+        sink.cancelled(choices, prompt_tokens);
         return Ok(());
     }
     let mut on_progress = |progress: PrefillProgress| {

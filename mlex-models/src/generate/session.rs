@@ -250,10 +250,11 @@ impl Session {
         &self.engine.text.format
     }
 
-    /// The prompt of a request as the model will be given it.
+    /// The prompt of a request as the model will be given it. Its media are read and prepared
+    /// for that, on the calling thread; neither a tower nor the model runs.
     ///
     /// # Errors
-    /// When the chat template or the tokenizer refuses it.
+    /// When the chat template or the tokenizer refuses it, or a medium cannot be used.
     pub fn prompt_tokens(&self, request: &Request) -> Result<Vec<u32>> {
         self.engine.text.prompt_tokens(request)
     }
@@ -402,6 +403,8 @@ fn open(path: &Path, options: LoadOptions) -> Result<Opened> {
     let text = TextParts {
         format,
         vocabulary: OnceLock::new(),
+        path: files.path().to_owned(),
+        processor: OnceLock::new(),
         tokenizer,
         chat_template,
         eos_ids,
@@ -511,7 +514,8 @@ impl fmt::Debug for Generation {
 pub struct CancelHandle(Arc<AtomicBool>);
 
 impl CancelHandle {
-    /// Ends the generation at its next token; it finishes as cancelled, with what there is.
+    /// Ends the generation at its next token, or the next block of a tower that sees or hears
+    /// for it; it finishes as cancelled, with what there is.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }

@@ -7,7 +7,7 @@ use mlex_core::Dtype;
 
 use super::source::Media;
 use crate::files::ModelFiles;
-use crate::towers::{Encoded, MediaOptions, Towers, refused};
+use crate::towers::{Encoded, MediaOptions, Towers, check_wanted, refused};
 use crate::{Error, Result};
 
 /// The most bytes of features that are kept: some hundred large images.
@@ -56,6 +56,7 @@ impl MediaEngine {
     }
 
     fn one(&mut self, media: &Media, options: MediaOptions) -> Result<Encoded> {
+        check_wanted()?;
         let digest = media.digest()?;
         let key = digest.map(|digest| Key {
             digest,
@@ -70,9 +71,7 @@ impl MediaEngine {
             self.kept.push_back(entry);
             return Ok(encoded);
         }
-        let towers = self.towers(media)?;
-        towers.check(media.kind)?;
-        let encoded = media.encode(towers, options)?;
+        let encoded = media.encode(self.towers(media)?, options)?;
         if let Some(key) = key {
             self.keep(key, encoded.clone());
         }

@@ -46,6 +46,41 @@ struct Fields {
     eoa_token_index: Option<u32>,
 }
 
+/// A medium, by the tokens that stand for it in a prompt.
+pub(crate) trait Medium {
+    /// What it is.
+    fn kind(&self) -> MediaKind;
+    /// Its tokens.
+    fn runs(&self) -> &[Run];
+}
+
+impl Medium for Encoded {
+    fn kind(&self) -> MediaKind {
+        self.kind
+    }
+
+    fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+}
+
+/// A medium of which no more is known than its tokens.
+#[derive(Clone, Debug)]
+pub(crate) struct Counted {
+    pub(crate) kind: MediaKind,
+    pub(crate) runs: Vec<Run>,
+}
+
+impl Medium for Counted {
+    fn kind(&self) -> MediaKind {
+        self.kind
+    }
+
+    fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+}
+
 impl Placeholders {
     /// Those of a model that takes `kinds`; none where it takes none.
     pub(crate) fn new(
@@ -112,25 +147,25 @@ impl Placeholders {
     ///
     /// # Errors
     /// When there are more or fewer placeholders than media of a kind.
-    pub(crate) fn expand(&self, text: &str, media: Vec<Encoded>) -> Result<(String, Vec<Encoded>)> {
-        let mut waiting: VecDeque<Option<Encoded>> = media.into_iter().map(Some).collect();
+    pub(crate) fn expand<M: Medium>(&self, text: &str, media: Vec<M>) -> Result<(String, Vec<M>)> {
+        let mut waiting: VecDeque<Option<M>> = media.into_iter().map(Some).collect();
         let mut ordered = Vec::with_capacity(waiting.len());
         let mut out = String::with_capacity(text.len());
         let mut rest = text;
         while let Some((kind, at, length)) = self.next(rest) {
             let next = waiting.iter_mut().find_map(|slot| {
-                let fits = slot.as_ref().is_some_and(|encoded| encoded.kind == kind);
+                let fits = slot.as_ref().is_some_and(|medium| medium.kind() == kind);
                 if fits { slot.take() } else { None }
             });
-            let encoded = next.ok_or_else(|| self.uneven(kind, text, &ordered, &waiting))?;
+            let medium = next.ok_or_else(|| self.uneven(kind, text, &ordered, &waiting))?;
             out.push_str(&rest[..at]);
-            self.write(&mut out, &encoded, &rest[at..at + length]);
-            ordered.push(encoded);
+            self.write(&mut out, &medium, &rest[at..at + length]);
+            ordered.push(medium);
             rest = &rest[at + length..];
         }
         out.push_str(rest);
         if let Some(left) = waiting.iter().flatten().next() {
-            return Err(self.uneven(left.kind, text, &ordered, &waiting));
+            return Err(self.uneven(left.kind(), text, &ordered, &waiting));
         }
         Ok((out, ordered))
     }
@@ -155,15 +190,15 @@ impl Placeholders {
         Some((kind, at, length))
     }
 
-    fn uneven(
+    fn uneven<M: Medium>(
         &self,
         kind: MediaKind,
         text: &str,
-        ordered: &[Encoded],
-        waiting: &VecDeque<Option<Encoded>>,
+        ordered: &[M],
+        waiting: &VecDeque<Option<M>>,
     ) -> Error {
         let all = ordered.iter().chain(waiting.iter().flatten());
-        let given = all.filter(|encoded| encoded.kind == kind).count();
+        let given = all.filter(|medium| medium.kind() == kind).count();
         let token = self.texts.iter().find(|(known, _)| *known == kind);
         let token = token.map_or("", |(_, token)| token.as_str());
         let found = text.matches(token).count();
@@ -175,8 +210,8 @@ impl Placeholders {
     }
 
     /// Writes what stands for a medium.
-    fn write(&self, out: &mut String, encoded: &Encoded, placeholder: &str) {
-        let token = self.texts.iter().find(|(kind, _)| *kind == encoded.kind);
+    fn write(&self, out: &mut String, medium: &impl Medium, placeholder: &str) {
+        let token = self.texts.iter().find(|(kind, _)| *kind == medium.kind());
         let token = token.map_or("", |(_, token)| token.as_str());
         let tokens = |out: &mut String, run: &Run, [before, after]: &[String; 2]| {
             out.push_str(before);
@@ -186,9 +221,9 @@ impl Placeholders {
             out.push_str(after);
         };
         let bare = Default::default();
-        for (number, run) in encoded.runs.iter().enumerate() {
+        for (number, run) in medium.runs().iter().enumerate() {
             let seconds = run.timestamp.unwrap_or(0.0);
-            match (self.style, encoded.kind) {
+            match (self.style, medium.kind()) {
                 (Style::Qwen, MediaKind::Video) => {
                     // Writing to a text does not fail.
                     let _ = write!(out, "<{seconds:.1} seconds>");
@@ -207,7 +242,7 @@ impl Placeholders {
                 (Style::Gemma, MediaKind::Audio) => tokens(out, run, &self.sound),
             }
         }
-        if encoded.runs.is_empty() {
+        if medium.runs().is_empty() {
             out.push_str(placeholder);
         }
     }

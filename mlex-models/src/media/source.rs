@@ -11,7 +11,8 @@ use mlex_vision::{Picture, Video};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::towers::{Encoded, MediaKind, MediaOptions, Towers};
+use super::placeholders::Counted;
+use crate::towers::{Encoded, MediaKind, MediaOptions, Prepared, Processor, Towers};
 use crate::{Error, Result, ResultExt};
 
 /// Where a medium comes from.
@@ -116,8 +117,9 @@ impl Media {
         Ok(Some(hasher.finalize().into()))
     }
 
-    /// Its features.
-    pub(super) fn encode(&self, towers: &Towers, options: MediaOptions) -> Result<Encoded> {
+    /// It as the towers take it, read and prepared by `processor`.
+    pub(super) fn prepare(&self, processor: &Processor, options: MediaOptions) -> Result<Prepared> {
+        processor.check(self.kind)?;
         match self.kind {
             MediaKind::Image => {
                 let limits = mlex_vision::Limits::default();
@@ -125,15 +127,15 @@ impl Media {
                     MediaSource::Path(path) => Picture::open(path, &limits)?,
                     MediaSource::Bytes(bytes) => Picture::decode(bytes, &limits)?,
                 };
-                self.located(towers.image(&picture, options))
+                self.located(processor.image(&picture, options))
             }
             MediaKind::Video => match &self.source {
-                MediaSource::Path(path) => self.located(video(towers, path, options)),
+                MediaSource::Path(path) => self.located(video(processor, path, options)),
                 MediaSource::Bytes(bytes) => {
                     // The programs that read videos read files.
                     let mut file = tempfile::NamedTempFile::new()?;
                     file.write_all(bytes)?;
-                    video(towers, file.path(), options)
+                    video(processor, file.path(), options)
                 }
             },
             MediaKind::Audio => {
@@ -142,22 +144,36 @@ impl Media {
                     MediaSource::Path(path) => Sound::open(path, &limits)?,
                     MediaSource::Bytes(bytes) => Sound::decode(bytes.to_vec(), &limits)?,
                 };
-                self.located(towers.audio(&sound))
+                self.located(processor.audio(&sound))
             }
         }
     }
 
+    /// Its features.
+    pub(super) fn encode(&self, towers: &Towers, options: MediaOptions) -> Result<Encoded> {
+        let prepared = self.prepare(towers.processor(), options)?;
+        self.located(towers.encode(&prepared))
+    }
+
+    /// The tokens that it becomes. It is read for that, and no tower runs.
+    pub(crate) fn count(&self, processor: &Processor, options: MediaOptions) -> Result<Counted> {
+        let prepared = self.prepare(processor, options)?;
+        Ok(Counted {
+            kind: self.kind,
+            runs: processor.runs(&prepared),
+        })
+    }
+
     /// Names the file where it is one.
-    fn located(&self, encoded: Result<Encoded>) -> Result<Encoded> {
+    fn located<T>(&self, result: Result<T>) -> Result<T> {
         match &self.source {
-            MediaSource::Path(path) => encoded.map_err(|error| error.with_path(path)),
-            MediaSource::Bytes(_) => encoded,
+            MediaSource::Path(path) => result.map_err(|error| error.with_path(path)),
+            MediaSource::Bytes(_) => result,
         }
     }
 }
 
-fn video(towers: &Towers, path: &Path, options: MediaOptions) -> Result<Encoded> {
-    towers.check(MediaKind::Video)?;
+fn video(processor: &Processor, path: &Path, options: MediaOptions) -> Result<Prepared> {
     let video = Video::open(path, &mlex_vision::Limits::default())?;
-    towers.video(&video, options)
+    processor.video(&video, options)
 }

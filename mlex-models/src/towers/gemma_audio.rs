@@ -12,6 +12,7 @@ use mlex_nn::activation::silu;
 use mlex_nn::{Activation, LayerNorm, Linear, RmsNorm, Weights};
 use serde::Deserialize;
 
+use super::interrupt::Blocks;
 use super::layers::{ClippedLinear, Projector};
 use crate::config::{ModelConfig, check, check_layers, check_positive, check_size};
 use crate::{Error, Result};
@@ -192,8 +193,10 @@ impl GemmaAudio {
         }
         let mut x = self.input_proj_linear.forward(&x.flatten(2, 3)?)?;
         let places = Places::new(x.dim(1)?, x.dtype(), &self.config)?;
+        let mut blocks = Blocks::default();
         for block in &self.blocks {
             x = block.forward(&x, &places, &self.config)?;
+            blocks.done(&x)?;
         }
         if let Some(output_proj) = &self.output_proj {
             x = output_proj.forward(&x)?;

@@ -8,6 +8,7 @@ use mlex_nn::{Activation, Linear, RmsNorm, Rotations, Weights};
 use mlex_vision::GemmaInput;
 use serde::Deserialize;
 
+use super::interrupt::Blocks;
 use super::layers::{ClippedLinear, Projector, attend};
 use crate::config::{ModelConfig, check, check_layers, check_positive, check_size};
 use crate::{Error, Result};
@@ -179,8 +180,10 @@ impl GemmaTower {
         let mut x = self.input_proj.forward(&patches)?;
         x = x.add(&self.places(rows, columns)?.as_type(x.dtype())?)?;
         let rotations = self.rotations(rows, columns)?;
+        let mut blocks = Blocks::default();
         for layer in &self.layers {
             x = layer.forward(&x, &rotations, config)?;
+            blocks.done(&x)?;
         }
         let mut tokens = self.pool(&x, rows, columns)?;
         if let Some((bias, scale)) = &self.standard {

@@ -10,8 +10,10 @@ use serde_json::Value;
 use super::gemma_audio::GemmaAudio;
 use super::gemma_unified::{PatchEmbedder, SampleEmbedder};
 use super::gemma_vision::GemmaTower;
+use super::processor::{self, Ear, Processor};
 use super::qwen::{QwenKind, QwenTower};
-use super::{Family, GemmaEars, GemmaEyes, MediaKind, MediaTokens, Towers, VideoTime};
+use super::run::VideoTime;
+use super::{Family, GemmaEars, GemmaEyes, MediaKind, MediaTokens, Towers};
 use crate::config::{ModelConfig, check, check_size, shown};
 use crate::files::{ModelFiles, Tensors};
 use crate::load::check_dtype;
@@ -177,11 +179,23 @@ impl Towers {
             }
             let weights = Weights::new(tensors, config.quantization()?).with_dtype(dtype);
             Ok(Some(Self {
-                model_type: config.model_type()?.to_owned(),
-                family: family(kind, &kinds, &config, files, &weights)?,
+                processor: processor_of(kind, &kinds, &config, files)?,
+                family: family(kind, &kinds, &config, &weights)?,
             }))
         };
         build().map_err(|error: Error| files.locate(error))
+    }
+}
+
+impl Processor {
+    /// What prepares media of `kinds` for the towers of `files`; none for a model without towers.
+    pub(crate) fn load(files: &ModelFiles, kinds: &[MediaKind]) -> Result<Option<Self>> {
+        let config = files.config()?;
+        let Some(kind) = Kind::of(&config).filter(|_| !kinds.is_empty()) else {
+            return Ok(None);
+        };
+        let built = processor_of(kind, kinds, &config, files);
+        built.map(Some).map_err(|error| files.locate(error))
     }
 }
 
@@ -199,7 +213,7 @@ pub(crate) fn taken(files: &ModelFiles, config: &ModelConfig) -> Result<Option<T
         return Ok(None);
     }
     let weights = Weights::new(tensors, config.quantization()?).recording();
-    family(kind, &kinds, config, files, &weights)?;
+    family(kind, &kinds, config, &weights)?;
     Ok(Some(weights.taken()))
 }
 
@@ -208,13 +222,11 @@ fn family(
     kind: Kind,
     kinds: &[MediaKind],
     config: &ModelConfig,
-    files: &ModelFiles,
     weights: &Weights,
 ) -> Result<Family> {
-    let processor = ProcessorFiles::read(files.path())?;
     let family = match kind {
-        Kind::Qwen(kind) => qwen(kind, config, &processor, weights)?,
-        _ => gemma(kind, kinds, config, &processor, weights)?,
+        Kind::Qwen(kind) => qwen(kind, config, weights)?,
+        _ => gemma(kind, kinds, config, weights)?,
     };
     discard_rest(kind, weights);
     weights.finish()?;
@@ -278,18 +290,14 @@ struct TimeFields {
     tokens_per_second: Option<i32>,
 }
 
-fn qwen(
+fn qwen_processor(
     kind: QwenKind,
     config: &ModelConfig,
     files: &ProcessorFiles,
-    weights: &Weights,
-) -> Result<Family> {
-    let tower = place_of(Kind::Qwen(kind), MediaKind::Image, weights)?;
-    let vision = section(config, VISION)?;
-    let tower = QwenTower::load(&vision, &tower, kind).map_err(|error| error.in_section(VISION))?;
-    let (processor, time) = match kind {
+) -> Result<processor::Family> {
+    let (vision, time) = match kind {
         QwenKind::Qwen2_5Vl => {
-            let fields: TimeFields = vision.parse()?;
+            let fields: TimeFields = section(config, VISION)?.parse()?;
             let per_second = fields.tokens_per_second.unwrap_or(4);
             check("vision_config.tokens_per_second", per_second, 1..=1000)?;
             let time = VideoTime::Positions(f64::from(per_second));
@@ -297,11 +305,14 @@ fn qwen(
         }
         _ => (QwenVision::new(files)?, VideoTime::Text),
     };
-    Ok(Family::Qwen {
-        processor,
-        tower: Box::new(tower),
-        time,
-    })
+    Ok(processor::Family::Qwen { vision, time })
+}
+
+fn qwen(kind: QwenKind, config: &ModelConfig, weights: &Weights) -> Result<Family> {
+    let tower = place_of(Kind::Qwen(kind), MediaKind::Image, weights)?;
+    let vision = section(config, VISION)?;
+    let tower = QwenTower::load(&vision, &tower, kind).map_err(|error| error.in_section(VISION))?;
+    Ok(Family::Qwen(Box::new(tower)))
 }
 
 #[derive(Debug, Deserialize)]
@@ -314,7 +325,6 @@ fn gemma(
     kind: Kind,
     kinds: &[MediaKind],
     config: &ModelConfig,
-    files: &ProcessorFiles,
     weights: &Weights,
 ) -> Result<Family> {
     let unified = kind == Kind::GemmaUnified;
@@ -345,39 +355,65 @@ fn gemma(
         let config = section(config, AUDIO)?;
         let place = place_of(kind, MediaKind::Audio, weights)?;
         let projector = place.pp("embed_audio");
-        let extractor = extractor_settings(files);
         let ears = if unified {
             SampleEmbedder::load(&config, &projector, width)
-                .and_then(|embedder| Ok(GemmaEars::Unified(raw(extractor)?, Box::new(embedder))))
+                .map(|embedder| GemmaEars::Unified(Box::new(embedder)))
         } else {
-            GemmaAudio::load(&config, &place.pp("audio_tower"), &projector, width).and_then(
-                |tower| {
-                    let settings = match extractor {
-                        Some(settings) => MelConfig::from_json(settings)?,
-                        None => MelConfig::default(),
-                    };
-                    Ok(GemmaEars::Tower(
-                        MelExtractor::new(settings)?,
-                        Box::new(tower),
-                    ))
-                },
-            )
+            GemmaAudio::load(&config, &place.pp("audio_tower"), &projector, width)
+                .map(|tower| GemmaEars::Tower(Box::new(tower)))
         };
         Some(ears.map_err(|error| error.in_section(AUDIO))?)
     } else {
         None
     };
-    Ok(Family::Gemma {
-        processor: GemmaVision::new(files, unified)?,
-        vision,
-        audio,
-        has_video: kinds.contains(&MediaKind::Video),
-        together: match text.use_bidirectional_attention.as_deref() {
-            Some(which) => which == "vision",
-            // The text model's own default.
-            None => unified,
-        },
+    Ok(Family::Gemma { vision, audio })
+}
+
+/// What prepares media of `kinds` for towers.
+fn processor_of(
+    kind: Kind,
+    kinds: &[MediaKind],
+    config: &ModelConfig,
+    files: &ModelFiles,
+) -> Result<Processor> {
+    let files = ProcessorFiles::read(files.path())?;
+    let family = match kind {
+        Kind::Qwen(kind) => qwen_processor(kind, config, &files)?,
+        Kind::Gemma | Kind::GemmaUnified => {
+            let unified = kind == Kind::GemmaUnified;
+            let text: TextFields = section(config, TEXT)?.parse()?;
+            let vision = kinds.contains(&MediaKind::Image);
+            let vision = vision.then(|| GemmaVision::new(&files, unified));
+            let audio = kinds.contains(&MediaKind::Audio);
+            let audio = audio.then(|| ear(&files, unified));
+            processor::Family::Gemma {
+                vision: vision.transpose()?,
+                audio: audio.transpose()?,
+                has_video: kinds.contains(&MediaKind::Video),
+                together: match text.use_bidirectional_attention.as_deref() {
+                    Some(which) => which == "vision",
+                    // The text model's own default.
+                    None => unified,
+                },
+            }
+        }
+    };
+    Ok(Processor {
+        model_type: config.model_type()?.to_owned(),
+        family,
     })
+}
+
+fn ear(files: &ProcessorFiles, unified: bool) -> Result<Ear> {
+    let settings = extractor_settings(files);
+    if unified {
+        return Ok(Ear::Raw(raw(settings)?));
+    }
+    let settings = match settings {
+        Some(settings) => MelConfig::from_json(settings)?,
+        None => MelConfig::default(),
+    };
+    Ok(Ear::Mel(MelExtractor::new(settings)?))
 }
 
 /// `feature_extractor` of processor_config.json, or preprocessor_config.json where it is one.

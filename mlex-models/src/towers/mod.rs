@@ -7,17 +7,18 @@
 mod gemma_audio;
 mod gemma_unified;
 mod gemma_vision;
+mod interrupt;
 mod layers;
 mod load;
+mod processor;
 mod qwen;
+mod run;
 
 use std::fmt;
 
-use mlex_audio::{MelExtractor, MelFeatures, RawExtractor, RawFeatures, Sound};
+use mlex_audio::{MelFeatures, RawFeatures, Sound};
 use mlex_core::{Array, eval};
-use mlex_vision::{
-    FrameSampling, GemmaInput, GemmaVision, Picture, QwenInput, QwenVideo, QwenVision, Video,
-};
+use mlex_vision::{GemmaInput, Picture, QwenInput, QwenVideo, Video};
 
 use self::gemma_audio::GemmaAudio;
 use self::gemma_unified::{PatchEmbedder, SampleEmbedder};
@@ -25,8 +26,12 @@ use self::gemma_vision::GemmaTower;
 use self::qwen::QwenTower;
 use crate::{Error, Result};
 
+pub(crate) use self::interrupt::check as check_wanted;
+pub use self::interrupt::interruptible;
 pub(crate) use self::load::taken;
 pub use self::load::{media_kinds, media_tokens};
+pub(crate) use self::processor::{Prepared, Processor, refused};
+pub use self::run::Run;
 
 /// A kind of input beside text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -73,21 +78,6 @@ impl MediaTokens {
     }
 }
 
-/// Tokens of a prompt, one after the other, that stand for features.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Run {
-    /// How many there are.
-    pub tokens: usize,
-    /// Steps in time, height and width in tokens, where positions have several directions.
-    pub grid: Option<[usize; 3]>,
-    /// How many positions a step in time takes.
-    pub time_step: f64,
-    /// Seconds from the beginning of a video.
-    pub timestamp: Option<f64>,
-    /// They all see each other, not those before alone.
-    pub together: bool,
-}
-
 /// The features of an image, a video or a sound.
 #[derive(Clone, Debug)]
 pub struct Encoded {
@@ -116,37 +106,18 @@ pub struct MediaOptions {
 /// The towers of a model, and what prepares media for them.
 #[derive(Debug)]
 pub struct Towers {
-    /// The architecture's name, for errors.
-    model_type: String,
+    processor: Processor,
     family: Family,
 }
 
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "a model has one")]
 enum Family {
-    Qwen {
-        processor: QwenVision,
-        tower: Box<QwenTower>,
-        time: VideoTime,
-    },
+    Qwen(Box<QwenTower>),
     Gemma {
-        processor: GemmaVision,
         vision: Option<GemmaEyes>,
         audio: Option<GemmaEars>,
-        /// Some checkpoints have no token for videos.
-        has_video: bool,
-        /// The tokens of a picture see each other.
-        together: bool,
     },
-}
-
-/// How the time of a video is told to the language model.
-#[derive(Clone, Copy, Debug)]
-enum VideoTime {
-    /// By text before each pair of frames, which is a run of its own.
-    Text,
-    /// By positions, so many for a second.
-    Positions(f64),
 }
 
 #[derive(Debug)]
@@ -166,34 +137,14 @@ impl GemmaEyes {
 
 #[derive(Debug)]
 enum GemmaEars {
-    Tower(MelExtractor, Box<GemmaAudio>),
-    Unified(RawExtractor, Box<SampleEmbedder>),
+    Tower(Box<GemmaAudio>),
+    Unified(Box<SampleEmbedder>),
 }
 
 impl Towers {
     /// The kinds that it takes.
     pub fn kinds(&self) -> Vec<MediaKind> {
-        match &self.family {
-            Family::Qwen { .. } => vec![MediaKind::Image, MediaKind::Video],
-            Family::Gemma {
-                vision,
-                audio,
-                has_video,
-                ..
-            } => {
-                let mut kinds = Vec::new();
-                if vision.is_some() {
-                    kinds.push(MediaKind::Image);
-                }
-                if vision.is_some() && *has_video {
-                    kinds.push(MediaKind::Video);
-                }
-                if audio.is_some() {
-                    kinds.push(MediaKind::Audio);
-                }
-                kinds
-            }
-        }
+        self.processor.kinds()
     }
 
     /// The features of a picture.
@@ -201,22 +152,7 @@ impl Towers {
     /// # Errors
     /// When the model takes no images, the picture or the options do not fit, or MLX fails.
     pub fn image(&self, picture: &Picture, options: MediaOptions) -> Result<Encoded> {
-        match &self.family {
-            Family::Qwen { processor, .. } => {
-                let processor = match options.image_tokens {
-                    Some(tokens) => &processor.clone().with_max_image_tokens(tokens),
-                    None => processor,
-                };
-                self.qwen_image(&processor.image(picture)?)
-            }
-            Family::Gemma { processor, .. } => {
-                let processor = match options.image_tokens {
-                    Some(tokens) => &processor.clone().with_max_image_tokens(tokens)?,
-                    None => processor,
-                };
-                self.gemma_image(&processor.image(picture)?)
-            }
-        }
+        self.encode(&self.processor.image(picture, options)?)
     }
 
     /// The features of a video.
@@ -224,21 +160,7 @@ impl Towers {
     /// # Errors
     /// When the model takes no videos, the video or the options do not fit, or MLX fails.
     pub fn video(&self, video: &Video, options: MediaOptions) -> Result<Encoded> {
-        match &self.family {
-            Family::Qwen { processor, .. } => {
-                let sampling = sampling(processor.sampling(), options)?;
-                let processor = processor.clone().with_sampling(sampling);
-                let input = processor.video(video)?;
-                self.qwen_video(&input)
-            }
-            Family::Gemma { processor, .. } => {
-                self.check(MediaKind::Video)?;
-                let sampling = sampling(processor.sampling(), options)?;
-                let processor = processor.clone().with_sampling(sampling);
-                let input = processor.video(video)?;
-                self.gemma_video(&input.frames, &input.timestamps)
-            }
-        }
+        self.encode(&self.processor.video(video, options)?)
     }
 
     /// The features of a sound, at whatever rate it is.
@@ -246,22 +168,23 @@ impl Towers {
     /// # Errors
     /// When the model takes no sounds, the sound is too short, or MLX fails.
     pub fn audio(&self, sound: &Sound) -> Result<Encoded> {
-        match &self.family {
-            Family::Gemma {
-                audio: Some(GemmaEars::Tower(extractor, _)),
-                ..
-            } => {
-                let sound = sound.clone().resampled(extractor.sampling_rate())?;
-                self.gemma_sound(&extractor.features(&sound)?)
-            }
-            Family::Gemma {
-                audio: Some(GemmaEars::Unified(extractor, _)),
-                ..
-            } => {
-                let sound = sound.clone().resampled(extractor.sampling_rate())?;
-                self.gemma_samples(&extractor.features(&sound)?)
-            }
-            _ => Err(self.refused(MediaKind::Audio)),
+        self.encode(&self.processor.audio(sound)?)
+    }
+
+    /// What prepares media for the towers.
+    pub(crate) fn processor(&self) -> &Processor {
+        &self.processor
+    }
+
+    /// The features of a medium that the processor has prepared.
+    pub(crate) fn encode(&self, prepared: &Prepared) -> Result<Encoded> {
+        match prepared {
+            Prepared::QwenImage(input) => self.qwen_image(input),
+            Prepared::QwenVideo(video) => self.qwen_video(video),
+            Prepared::GemmaImage(input) => self.gemma_image(input),
+            Prepared::GemmaVideo(video) => self.gemma_video(&video.frames, &video.timestamps),
+            Prepared::GemmaSound(input) => self.gemma_sound(input),
+            Prepared::GemmaSamples(input) => self.gemma_samples(input),
         }
     }
 
@@ -270,16 +193,9 @@ impl Towers {
     /// # Errors
     /// When the model is another one, the patches do not fit, or MLX fails.
     pub fn qwen_image(&self, input: &QwenInput) -> Result<Encoded> {
-        let (tower, _) = self.qwen(MediaKind::Image)?;
-        let [rows, columns] = merged(input);
-        let run = Run {
-            tokens: input.tokens,
-            grid: Some([1, rows, columns]),
-            time_step: 1.0,
-            timestamp: None,
-            together: false,
-        };
-        self.encoded(MediaKind::Image, tower.forward(input)?, vec![run])
+        let tower = self.qwen(MediaKind::Image)?;
+        let runs = Run::of_qwen_image(input);
+        self.encoded(MediaKind::Image, tower.forward(input)?, runs)
     }
 
     /// The features of a video that Qwen's processor has prepared.
@@ -287,33 +203,10 @@ impl Towers {
     /// # Errors
     /// As [`qwen_image`](Self::qwen_image).
     pub fn qwen_video(&self, video: &QwenVideo) -> Result<Encoded> {
-        /// More than any video has, whatever its file says.
-        const LONGEST_STEP: f64 = 1000.0;
-        let (tower, time) = self.qwen(MediaKind::Video)?;
-        let (input, [rows, columns]) = (&video.input, merged(&video.input));
-        let run = |steps: usize| Run {
-            tokens: input.tokens / input.grid[0].max(1) * steps,
-            grid: Some([steps, rows, columns]),
-            time_step: 1.0,
-            timestamp: None,
-            together: false,
-        };
-        let runs = match time {
-            VideoTime::Text => {
-                let times = video.timestamps.iter();
-                times
-                    .map(|&seconds| Run {
-                        timestamp: Some(seconds),
-                        ..run(1)
-                    })
-                    .collect()
-            }
-            VideoTime::Positions(per_second) => vec![Run {
-                time_step: (video.seconds_per_patch * per_second).clamp(0.0, LONGEST_STEP),
-                ..run(input.grid[0])
-            }],
-        };
-        self.encoded(MediaKind::Video, tower.forward(input)?, runs)
+        let tower = self.qwen(MediaKind::Video)?;
+        let runs = Run::of_qwen_video(video, self.processor.video_time());
+        let features = tower.forward(&video.input)?;
+        self.encoded(MediaKind::Video, features, runs)
     }
 
     /// The features of an image that Gemma 4's processor has prepared.
@@ -322,14 +215,8 @@ impl Towers {
     /// As [`qwen_image`](Self::qwen_image).
     pub fn gemma_image(&self, input: &GemmaInput) -> Result<Encoded> {
         let eyes = self.eyes(MediaKind::Image)?;
-        let run = Run {
-            tokens: input.tokens,
-            grid: None,
-            time_step: 1.0,
-            timestamp: None,
-            together: self.sees_together(),
-        };
-        self.encoded(MediaKind::Image, eyes.forward(input)?, vec![run])
+        let runs = Run::of_gemma_image(input, self.processor.sees_together());
+        self.encoded(MediaKind::Image, eyes.forward(input)?, runs)
     }
 
     /// The features of frames that Gemma 4's processor has prepared, a timestamp for each.
@@ -340,19 +227,13 @@ impl Towers {
         let eyes = self.eyes(MediaKind::Video)?;
         let mut features = Vec::with_capacity(frames.len());
         for frame in frames {
+            check_wanted()?;
             let frame = eyes.forward(frame)?;
             // One frame after the other, so that no more memory is taken than one needs.
             frame.eval()?;
             features.push(frame);
         }
-        let run = |(frame, &seconds): (&GemmaInput, &f64)| Run {
-            tokens: frame.tokens,
-            grid: None,
-            time_step: 1.0,
-            timestamp: Some(seconds),
-            together: self.sees_together(),
-        };
-        let runs = frames.iter().zip(timestamps).map(run).collect();
+        let runs = Run::of_gemma_video(frames, timestamps, self.processor.sees_together());
         let features = Array::concatenate(&features, 0)?;
         self.encoded(MediaKind::Video, features, runs)
     }
@@ -364,10 +245,14 @@ impl Towers {
     pub fn gemma_sound(&self, input: &MelFeatures) -> Result<Encoded> {
         match &self.family {
             Family::Gemma {
-                audio: Some(GemmaEars::Tower(_, tower)),
+                audio: Some(GemmaEars::Tower(tower)),
                 ..
-            } => self.sound(tower.forward(input)?, input.tokens),
-            _ => Err(self.refused(MediaKind::Audio)),
+            } => self.encoded(
+                MediaKind::Audio,
+                tower.forward(input)?,
+                Run::of_sound(input),
+            ),
+            _ => Err(self.processor.refused(MediaKind::Audio)),
         }
     }
 
@@ -378,22 +263,14 @@ impl Towers {
     pub fn gemma_samples(&self, input: &RawFeatures) -> Result<Encoded> {
         match &self.family {
             Family::Gemma {
-                audio: Some(GemmaEars::Unified(_, embedder)),
+                audio: Some(GemmaEars::Unified(embedder)),
                 ..
-            } => self.sound(embedder.forward(input)?, input.tokens),
-            _ => Err(self.refused(MediaKind::Audio)),
+            } => {
+                let runs = Run::of_samples(input);
+                self.encoded(MediaKind::Audio, embedder.forward(input)?, runs)
+            }
+            _ => Err(self.processor.refused(MediaKind::Audio)),
         }
-    }
-
-    fn sound(&self, features: Array, tokens: usize) -> Result<Encoded> {
-        let run = Run {
-            tokens,
-            grid: None,
-            time_step: 1.0,
-            timestamp: None,
-            together: false,
-        };
-        self.encoded(MediaKind::Audio, features, vec![run])
     }
 
     /// Computed features, of which there must be as many as the runs have tokens.
@@ -412,10 +289,10 @@ impl Towers {
         })
     }
 
-    fn qwen(&self, kind: MediaKind) -> Result<(&QwenTower, VideoTime)> {
+    fn qwen(&self, kind: MediaKind) -> Result<&QwenTower> {
         match &self.family {
-            Family::Qwen { tower, time, .. } => Ok((tower, *time)),
-            Family::Gemma { .. } => Err(self.refused(kind)),
+            Family::Qwen(tower) => Ok(tower),
+            Family::Gemma { .. } => Err(self.processor.refused(kind)),
         }
     }
 
@@ -425,13 +302,8 @@ impl Towers {
             Family::Gemma {
                 vision: Some(eyes), ..
             } => Ok(eyes),
-            _ => Err(self.refused(kind)),
+            _ => Err(self.processor.refused(kind)),
         }
-    }
-
-    /// Whether the tokens of a picture see each other.
-    fn sees_together(&self) -> bool {
-        matches!(self.family, Family::Gemma { together: true, .. })
     }
 
     /// Refuses a kind that the model does not take.
@@ -439,43 +311,6 @@ impl Towers {
     /// # Errors
     /// When it does not; the error names both.
     pub fn check(&self, kind: MediaKind) -> Result<()> {
-        if self.kinds().contains(&kind) {
-            return Ok(());
-        }
-        Err(self.refused(kind))
+        self.processor.check(kind)
     }
-
-    fn refused(&self, kind: MediaKind) -> Error {
-        refused(&self.model_type, kind)
-    }
-}
-
-/// That a model does not take a kind.
-pub(crate) fn refused(model_type: &str, kind: MediaKind) -> Error {
-    Error::unsupported(format!("{model_type}: input"), kind.to_string())
-}
-
-/// Height and width of a grid of patches in tokens.
-fn merged(input: &QwenInput) -> [usize; 2] {
-    let [t, h, w] = input.grid;
-    // As many patches become one token in each direction.
-    let square = (t * h * w).checked_div(input.tokens).unwrap_or(1);
-    let merge = square.isqrt().max(1);
-    [h / merge, w / merge]
-}
-
-/// The frames to be taken, as the options say.
-fn sampling(default: FrameSampling, options: MediaOptions) -> Result<FrameSampling> {
-    let mut sampling = default;
-    if let Some(fps) = options.video_fps {
-        if !(fps > 0.0 && fps.is_finite()) {
-            return Err(Error::field("fps", "a positive number", fps.to_string()));
-        }
-        sampling.fps = fps;
-    }
-    if let Some(frames) = options.video_frames {
-        sampling.max_frames = frames.max(1);
-        sampling.min_frames = sampling.min_frames.min(sampling.max_frames);
-    }
-    Ok(sampling)
 }

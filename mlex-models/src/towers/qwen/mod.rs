@@ -21,6 +21,7 @@ use self::config::Config;
 pub(super) use self::config::QwenKind;
 use self::grid::{Grid, Order, Windows};
 use self::layers::{Block, Merger, patch_embed};
+use super::interrupt::Blocks;
 use crate::config::ModelConfig;
 use crate::{Error, Result};
 
@@ -115,12 +116,14 @@ impl QwenTower {
         let rotations = self.rotations(grid, order)?;
         let whole = [Windows::whole(grid)];
         let mut deep = Vec::new();
+        let mut blocks = Blocks::default();
         for (index, block) in self.blocks.iter().enumerate() {
             let windows = match &self.config.windows {
                 Some(windows) if !windows.full.contains(&(index as i32)) => &order.windows[..],
                 _ => &whole,
             };
             x = block.forward(&x, &rotations, grid.t, windows)?;
+            blocks.done(&x)?;
             if let Some((_, merger)) = self.deepstack.iter().find(|(block, _)| *block == index) {
                 deep.push(merger.forward(&x)?);
             }

@@ -84,7 +84,19 @@ impl CausalConv {
         };
         let needed = self.kernel - 1;
         let before = match before {
-            Some(before) => before.clone(),
+            Some(before) => {
+                let found = before.shape();
+                let fits = found.len() == 3
+                    && [found[0], found[2]] == [batch, self.channels]
+                    && found[1] >= needed;
+                if !fits {
+                    let expected =
+                        format!("shape [{batch}, {needed}, {}] or more rows", self.channels);
+                    let found = format!("{found:?}");
+                    return Err(Error::setting("cache of a convolution", expected, found));
+                }
+                before.clone()
+            }
             None => Array::zeros(&[batch, needed, self.channels], x.dtype())?,
         };
         let x = match mask {

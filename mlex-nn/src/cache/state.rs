@@ -18,6 +18,13 @@ pub enum LayerState {
         /// None before the first one.
         state: Option<RecurrentState>,
     },
+    /// A short convolution's.
+    Conv {
+        /// Tokens seen.
+        seen: i32,
+        /// The last inputs that the layer needs, `[B, K - 1, C]`; none before the first token.
+        rows: Option<Array>,
+    },
 }
 
 /// Keys and values of an attention layer.
@@ -41,21 +48,14 @@ impl Cache {
     /// The states of all layers.
     ///
     /// # Errors
-    /// For a batch with padding, for a layer that is a short convolution, or when MLX fails.
+    /// For a batch with padding, or when MLX fails.
     pub fn to_states(&self) -> Result<Vec<LayerState>> {
         let layers = self.layers.iter();
         layers
             .map(|layer| match layer {
                 LayerCache::Attention(cache) => cache.to_state().map(LayerState::Attention),
                 LayerCache::Recurrent(cache) => cache.to_state(),
-                LayerCache::Conv(_) => {
-                    let found = "that of a short convolution";
-                    Err(Error::setting(
-                        "states",
-                        "attention and recurrent ones",
-                        found,
-                    ))
-                }
+                LayerCache::Conv(cache) => cache.to_state(),
             })
             .collect()
     }
@@ -79,6 +79,7 @@ impl Cache {
             match state {
                 LayerState::Attention(state) => layer.attention()?.restore(state)?,
                 LayerState::Recurrent { seen, state } => layer.recurrent()?.restore(seen, state)?,
+                LayerState::Conv { seen, rows } => layer.conv()?.restore(seen, rows)?,
             }
         }
         let seen = restored.first().map_or(0, LayerCache::len);

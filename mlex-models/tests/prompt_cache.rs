@@ -5,10 +5,14 @@
 
 mod common;
 
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
 use std::thread;
 
 use common::{Copy, Expected, data};
 use mlex_core::Device;
+use mlex_core::io::{SafetensorsFile, StoredDtype, TensorSpec, write_safetensors};
 use mlex_models::generate::{
     Event, FinishReason, LoadOptions, Prompt, PromptFileInfo, Request, Session, TokenLogprob,
 };
@@ -368,6 +372,9 @@ fn states_go_to_files_and_back() {
         "llama-sliding",
         "qwen3_5-f32",
         "gemma4-small",
+        "dhara_ar-abcd",
+        "dhara_ar-cd",
+        "nemotron_h-experts",
     ] {
         let model = checkpoint(name);
         let prompt = prompt(name);
@@ -426,7 +433,12 @@ fn files_of_other_models_are_refused() {
 
 #[test]
 fn damaged_files_are_refused() {
-    let model = checkpoint("qwen3_5-f32");
+    damaged("qwen3_5-f32");
+    damaged("dhara_ar-abcd");
+}
+
+fn damaged(name: &str) {
+    let model = checkpoint(name);
     let file = model.file("prompt.state");
     let session = load(&model);
     let tokens: Vec<u32> = (3..20).collect();
@@ -449,11 +461,22 @@ fn damaged_files_are_refused() {
         (r#"\"seen\":17"#, r#"\"seen\":99999999999"#),
         (r#"\"version\":1"#, r#"\"version\":2"#),
         (r#"\"kind\":\"recurrent\""#, r#"\"kind\":\"attention\""#),
+        (r#"\"kind\":\"conv\""#, r#"\"kind\":\"recurrent\""#),
+        (r#"\"kind\":\"conv\""#, r#"\"kind\":\"convolution\""#),
+        (
+            r#"\"kind\":\"conv\",\"seen\":17"#,
+            r#"\"kind\":\"conv\",\"seen\":16"#,
+        ),
+        (
+            r#"\"kind\":\"conv\",\"seen\":17"#,
+            r#"\"kind\":\"conv\",\"seen\":0"#,
+        ),
         (
             r#"\"media\":[]"#,
             r#"\"media\":[{\"start\":3,\"end\":99,\"digest\":\"00\"}]"#,
         ),
         ("layers.0.conv", "layers.0.conw"),
+        ("layers.1.rows", "layers.1.rowz"),
         ("[1,17,", "[17,1,"),
     ];
     for (from, to) in changes {
@@ -470,4 +493,78 @@ fn damaged_files_are_refused() {
     }
     std::fs::write(&file, &whole).unwrap();
     session.load_prompt(&file).unwrap();
+}
+
+/// The file with each tensor as `change` makes it of its name, type, shape and bytes.
+fn rewrite(file: &Path, change: impl Fn(&mut TensorSpec, &mut Vec<u8>)) {
+    let whole = SafetensorsFile::open(file).unwrap();
+    let names: Vec<String> = whole.names().map(str::to_owned).collect();
+    let mut tensors = BTreeMap::new();
+    for name in names {
+        let info = whole.info(&name).unwrap();
+        let mut spec = TensorSpec {
+            name: name.clone(),
+            dtype: info.dtype,
+            shape: info.shape.clone(),
+        };
+        let mut bytes = whole.bytes(&name).unwrap().to_vec();
+        change(&mut spec, &mut bytes);
+        tensors.insert(name, (spec, bytes));
+    }
+    let specs: Vec<TensorSpec> = tensors.values().map(|(spec, _)| spec.clone()).collect();
+    write_safetensors(file, specs, whole.metadata(), |spec, sink| {
+        Ok(sink.write_all(&tensors[&spec.name].1)?)
+    })
+    .unwrap();
+}
+
+#[test]
+fn inputs_of_convolutions_that_are_not_the_models_are_refused() {
+    let model = checkpoint("dhara_ar-abcd");
+    let file = model.file("prompt.state");
+    let tokens: Vec<u32> = (3..20).collect();
+    let refused = |change: &dyn Fn(&mut TensorSpec, &mut Vec<u8>)| {
+        let session = load(&model);
+        session.save_prompt(request(&tokens, 512), &file).unwrap();
+        rewrite(&file, |spec, bytes| {
+            if spec.name == "layers.1.rows" {
+                assert_eq!(spec.shape, [1, 3, 32]);
+                change(spec, bytes);
+            }
+        });
+        common::message(&session.load_prompt(&file).unwrap_err(), model.path())
+    };
+    let row = 32 * 4;
+    let shape = "M/prompt.state: cache of a convolution: expected shape [1, 3, 32] or more rows";
+    let fewer = refused(&|spec, bytes| {
+        spec.shape[1] = 2;
+        bytes.truncate(2 * row);
+    });
+    assert_eq!(fewer, format!("{shape}, found [1, 2, 32]"));
+    let narrower = refused(&|spec, _| spec.shape = vec![1, 6, 16]);
+    assert_eq!(narrower, format!("{shape}, found [1, 6, 16]"));
+    let more = refused(&|spec, bytes| {
+        spec.shape[1] = 5;
+        bytes.extend(vec![0; 2 * row]);
+    });
+    let expected =
+        "M/prompt.state: layers.1: expected float32 [1, 3, 32], found float32 [1, 5, 32]";
+    assert_eq!(more, expected);
+    let half = |spec: &mut TensorSpec, bytes: &mut Vec<u8>| {
+        spec.dtype = StoredDtype::F16;
+        bytes.truncate(3 * row / 2);
+    };
+    let expected =
+        "M/prompt.state: layers.1: expected float32 [1, 3, 32], found float16 [1, 3, 32]";
+    assert_eq!(refused(&half), expected);
+    let kind = "M/prompt.state: inputs of a convolution: expected floats [1, rows, channels]";
+    let integers = refused(&|spec, _| spec.dtype = StoredDtype::I32);
+    assert_eq!(integers, format!("{kind}, found int32 [1, 3, 32]"));
+    let batch = refused(&|spec, _| spec.shape = vec![3, 1, 32]);
+    assert_eq!(batch, format!("{kind}, found float32 [3, 1, 32]"));
+    let none = refused(&|spec, bytes| {
+        spec.shape = vec![1, 0, 32];
+        bytes.clear();
+    });
+    assert_eq!(none, format!("{kind}, found float32 [1, 0, 32]"));
 }

@@ -1,8 +1,8 @@
 //! States of prompts in files.
 //!
 //! A file is safetensors: `tokens`, `hidden` where it is known, and `layers.N.keys`, `.values`
-//! (`[1, H_kv, S, D]`) or `.conv`, `.state`. Its metadata say what it is, of which model, and how
-//! the layers hold it.
+//! (`[1, H_kv, S, D]`), `.conv` and `.state`, or `.rows` (`[1, K - 1, C]`). Its metadata say what
+//! it is, of which model, and how the layers hold it.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -10,7 +10,7 @@ use std::path::Path;
 
 use mlex_core::io::{SafetensorsFile, TensorSpec, write_safetensors};
 use mlex_core::{Array, Dtype};
-use mlex_nn::{Cache, KvPacking, KvState, LayerState, RecurrentState};
+use mlex_nn::{Cache, KvPacking, KvState, LayerCache, LayerState, RecurrentState};
 use serde::{Deserialize, Serialize};
 
 use super::{KvSettings, MediaSpan, PromptKey};
@@ -81,6 +81,9 @@ enum Layer {
     Recurrent {
         seen: i32,
     },
+    Conv {
+        seen: i32,
+    },
 }
 
 /// The form of packed keys and values.
@@ -140,6 +143,12 @@ pub(super) fn save(
                     add("state", state);
                 }
                 Layer::Recurrent { seen }
+            }
+            LayerState::Conv { seen, rows } => {
+                if let Some(rows) = rows {
+                    add("rows", rows);
+                }
+                Layer::Conv { seen }
             }
             _ => return Err(Error::unsupported("layer cache", "this kind")),
         });
@@ -291,11 +300,7 @@ impl Opened {
             let found = format!("{:?}", hidden.shape());
             return Err(Error::field("hidden", expected, found));
         }
-        // A step that is thrown away: shapes that are not the model's show here.
-        let token = Array::from_slice(&[0i32], &[1, 1])?;
-        model
-            .forward(Input::Tokens(&token), &mut cache.clone())?
-            .eval()?;
+        try_step(model, &cache)?;
         Ok(Saved {
             key,
             settings: metadata.settings,
@@ -305,11 +310,11 @@ impl Opened {
     }
 
     fn layer(&self, index: usize, layer: &Layer) -> Result<LayerState> {
+        let tensor = |name: &str| self.tensor(&format!("layers.{index}.{name}"));
         let pair = |seen: i32, names: [&str; 2]| -> Result<Option<[Array; 2]>> {
             if seen == 0 {
                 return Ok(None);
             }
-            let tensor = |name| self.tensor(&format!("layers.{index}.{name}"));
             Ok(Some([tensor(names[0])?, tensor(names[1])?]))
         };
         Ok(match layer {
@@ -342,6 +347,10 @@ impl Opened {
                 let state = state.map(|[conv, state]| RecurrentState { conv, state });
                 LayerState::Recurrent { seen, state }
             }
+            Layer::Conv { seen } => LayerState::Conv {
+                seen: *seen,
+                rows: (*seen != 0).then(|| tensor("rows")).transpose()?,
+            },
         })
     }
 
@@ -357,6 +366,29 @@ impl Opened {
         }
         Ok(Array::from_bytes(bytes, &shape, dtype)?)
     }
+}
+
+/// A step that is thrown away: shapes that are not the model's show here. States of fixed size
+/// stay as they were.
+fn try_step(model: &dyn Model, cache: &Cache) -> Result<()> {
+    let token = Array::from_slice(&[0i32], &[1, 1])?;
+    let mut next = cache.clone();
+    model.forward(Input::Tokens(&token), &mut next)?.eval()?;
+    let pairs = cache.layers().iter().zip(next.layers());
+    for (index, (layer, next)) in pairs.enumerate() {
+        if matches!(layer, LayerCache::Attention(_)) {
+            continue;
+        }
+        let form = |layer: &LayerCache| -> Vec<String> {
+            let form = |array: &Array| format!("{} {:?}", array.dtype(), array.shape());
+            layer.arrays().map(form).collect()
+        };
+        let (found, expected) = (form(layer).join(" and "), form(next).join(" and "));
+        if found != expected {
+            return Err(Error::field(format!("layers.{index}"), expected, found));
+        }
+    }
+    Ok(())
 }
 
 impl Media {

@@ -6,6 +6,11 @@ of its block diffusion and self-speculation: mlex-models/tests/data/dhara-blocks
 are computed alone: in a padded batch mlx-optiq rotates all rows from the position of the first, and lets the
 convolutions see the padding. A row of dhara-blocks.json is a generation: `checkpoint`, `prompt`, `decode`, its
 settings and the `tokens`; the penalty looks at all tokens before.
+
+Two things are not as mlx-optiq has them. The masks of blocks are floats: mlx-optiq makes them in the type of the
+embedding's weight, which is uint32 when that is quantized, and there minus infinity is 0 and -1e9 is 3294967296,
+so that positions see just what they must not; as it is, it gives the same tokens on the dequantized weights. And
+the models do not write the mask token, which mlx-optiq's self-speculation takes for one to be filled in.
 """
 
 import sys
@@ -45,6 +50,11 @@ BASE = dict(
     eos_token_id=2,
 )
 WIDE = dict(hidden_size=64, intermediate_size=64)
+MASK = BASE["mask_token_id"]
+
+# The mask token's rows are a tenth of what they would be: its logit stays near 0, where some other is above.
+FAINT_MASK = mx.array(np.where(np.arange(BASE["vocab_size"]) == MASK, 0.1, 1.0)[:, None].astype(np.float32))
+GAINS = {"embed_tokens.weight": FAINT_MASK, "lm_head.weight": FAINT_MASK}
 
 
 def published(weights, config):
@@ -96,7 +106,23 @@ class NoText:
         return [self.eos_token_id]
 
 
+def float_masks(model):
+    """The type of the masks of blocks."""
+    return model.model.norm.weight.dtype
+
+
+def greedy(model, prompt, count, rep):
+    """`count` tokens, one after the other."""
+    cache, seen, new = model.make_cache(), prompt.tolist(), prompt
+    for _ in range(count):
+        logits = model(mx.array(new)[None], cache=cache)[0, -1:]
+        new = np.array(dhara_decode._rep_pen(logits, np.array(seen), rep, logits.shape[-1]).argmax(axis=-1))
+        seen += new.tolist()
+    return seen[len(prompt) :]
+
+
 def generations():
+    """The rows of dhara-blocks.json."""
     for name in ("dhara_ar-abcd", "dhara_ar-b", "dhara_ar-none", "dhara_ar-4bit"):
         model, _ = load_model(golden.DATA / name, get_model_classes=classes)
         for length, rep in ((1, 1.0), (5, 1.3), (8, 1.0), (21, 1.3), (40, 1.0)):
@@ -109,22 +135,24 @@ def generations():
                 yield dict(
                     **row, decode="diffusion", block_length=block, threshold=threshold, tokens=tokens.tolist()
                 )
+            one_by_one = greedy(model, prompt, 40, rep)
             for draft, block in ((8, 32), (4, 8), (2, 3)):
                 settings = dict(k=draft, block_len=block, max_new=40, rep=rep)
-                tokens = dhara_decode.selfspec_ids(model, NoText(), prompt, **settings)
-                yield dict(
-                    **row, decode="self-spec", draft_length=draft, block_length=block, tokens=tokens.tolist()
-                )
+                tokens = dhara_decode.selfspec_ids(model, NoText(), prompt, **settings).tolist()
+                if tokens != one_by_one or MASK in tokens:
+                    raise RuntimeError(f"{name}: a prompt of {length} tokens: not the greedy tokens, or the mask token")
+                yield dict(**row, decode="self-spec", draft_length=draft, block_length=block, tokens=tokens)
 
 
 def main(names):
     golden.classes = classes
+    dhara_decode._mask_dtype = float_masks
     mx.set_default_device(mx.cpu)
     for name in names or CHECKPOINTS:
         config, options = CHECKPOINTS[name]
         options = dict(options)
         filing = {key: options.pop(key) for key in ("layout", "extra") if key in options}
-        model, config, _ = golden.build(config, **options)
+        model, config, _ = golden.build(config, gains=GAINS, **options)
         folder = golden.DATA / name
         golden.save(folder, model, config, **filing)
         model, _ = load_model(folder, get_model_classes=classes)

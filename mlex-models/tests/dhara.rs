@@ -67,8 +67,7 @@ fn ids(value: &Value) -> Vec<u32> {
     ids.map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
-#[test]
-fn blocks_are_the_references() {
+fn all_blocks_are_the_references() {
     let rows = std::fs::read_to_string(data("dhara-blocks.json")).unwrap();
     let rows: Vec<Value> = serde_json::from_str(&rows).unwrap();
     let mut model: Option<(String, Box<dyn Model>)> = None;
@@ -92,14 +91,6 @@ fn blocks_are_the_references() {
         };
         let sampler = penalized(row["penalty"].as_f64().unwrap() as f32);
         let (prompt, expected) = (ids(&row["prompt"]), ids(&row["tokens"]));
-        // mlx-optiq takes a mask token that the model itself has written for one to be filled in.
-        let is_speculation = matches!(decode, Decode::SelfSpeculation(_));
-        let plain = greedy(&**model, &prompt, sampler.clone(), expected.len());
-        // Open: blocks of the 4-bit checkpoint differ, with and without kernels, while its logits
-        // and greedy tokens are the reference's (tests/goldens.rs).
-        if name.ends_with("4bit") || is_speculation && plain.contains(&63) {
-            continue;
-        }
         // The whole prompt at once, and in parts.
         for step in [512, 8] {
             let found = blocks(
@@ -112,15 +103,36 @@ fn blocks_are_the_references() {
             );
             assert_eq!(found, expected, "{name}, {decode:?}, {prompt:?}, {step}");
         }
-        *(if is_speculation {
-            &mut speculations
-        } else {
-            &mut diffusions
-        }) += 1;
+        let count = match decode {
+            Decode::Diffusion(_) => &mut diffusions,
+            _ => &mut speculations,
+        };
+        *count += 1;
     }
-    // 15 of each of three checkpoints; of the others those without a mask token in the answer.
-    assert_eq!(diffusions, 45);
-    assert!(speculations >= 20, "{speculations} of 45");
+    // 15 of each for four checkpoints.
+    assert_eq!((diffusions, speculations), (60, 60));
+}
+
+#[test]
+fn blocks_are_the_references() {
+    all_blocks_are_the_references();
+}
+
+#[test]
+fn without_kernels_too() {
+    // In a process of its own: the switch is the process's.
+    if std::env::var_os("MLEX_TEST_NO_KERNELS").is_some() {
+        mlex_models::compute::set_kernels(false);
+        all_blocks_are_the_references();
+        return;
+    }
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["without_kernels_too", "--exact", "--nocapture"])
+        .env("MLEX_TEST_NO_KERNELS", "1")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{text}");
 }
 
 #[test]

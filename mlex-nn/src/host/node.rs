@@ -34,7 +34,7 @@ pub(super) struct Program {
 }
 
 enum Announced {
-    Weights(Expectation),
+    Weights(Box<Expectation>),
     /// The keys and values of the attention that this step is.
     Keys(usize),
 }
@@ -91,7 +91,7 @@ fn announced(slots: &[Slot], steps: &[Recorded]) -> Vec<(usize, Announced)> {
     };
     let waits = steps.iter().enumerate().filter(|(_, step)| few(step));
     let expected = waits.filter_map(|(index, step)| match &step.work {
-        Work::Step(step) => Some((index, Announced::Weights(step.expectation()?))),
+        Work::Step(step) => Some((index, Announced::Weights(Box::new(step.expectation()?)))),
         Work::Attend(..) => Some((index, Announced::Keys(index))),
     });
     let expected: Vec<_> = expected.collect();

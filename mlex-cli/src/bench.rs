@@ -1,11 +1,14 @@
 //! `mlex bench`.
 
+use std::num::NonZeroUsize;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
 use mlex_core::{Device, Dtype, Stream, memory, random};
-use mlex_models::generate::{PrefillProgress, Sampler, SamplerConfig, StreamOptions, TokenStream};
+use mlex_models::generate::{
+    PrefillProgress, PrefillStep, Sampler, SamplerConfig, StreamOptions, TokenStream,
+};
 use mlex_models::{Model, ModelFiles, compute, load};
 use serde_json::{Value, json};
 
@@ -34,6 +37,10 @@ pub(crate) struct Args {
     /// Tokens that are generated after the first one
     #[arg(long, default_value_t = 128, value_parser = count(), value_name = "N")]
     gen_tokens: u32,
+    /// How many prompt tokens are computed at once; by default 512 on a CPU and 2048 on a GPU,
+    /// where less in long contexts
+    #[arg(long, value_name = "N")]
+    prefill_step: Option<NonZeroUsize>,
     /// How many times it is measured; the medians are printed
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..), value_name = "N")]
     repeats: u16,
@@ -95,10 +102,12 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         generated: args.gen_tokens as usize,
     };
     let prompt = random_tokens(args.prompt_tokens, model.info().vocab_size)?;
-    measure(model, &prompt, WARM_UP.within(lengths))?;
+    let step = args.prefill_step.map(|step| step.get().into());
+    let step = step.unwrap_or_default();
+    measure(model, &prompt, WARM_UP.within(lengths), step)?;
     let mut runs = Vec::with_capacity(args.repeats.into());
     for _ in 0..args.repeats {
-        let rates = measure(model, &prompt, lengths)?;
+        let rates = measure(model, &prompt, lengths, step)?;
         if !args.json {
             note(&format!(
                 "prefill {:.2}, decode {:.2} tokens/s",
@@ -143,12 +152,18 @@ fn random_tokens(tokens: u32, vocab_size: i32) -> Result<Vec<u32>> {
 }
 
 /// Reads the start of `prompt` and generates, with a new cache.
-fn measure(model: &dyn Model, prompt: &[u32], lengths: Lengths) -> Result<Rates> {
+fn measure(
+    model: &dyn Model,
+    prompt: &[u32],
+    lengths: Lengths,
+    prefill_step: PrefillStep,
+) -> Result<Rates> {
     let prompt = &prompt[..lengths.prompt];
     let mut cache = model.new_cache()?;
     let sampler = Sampler::new(SamplerConfig::default(), model.info().vocab_size, prompt)?;
     let options = StreamOptions {
         max_tokens: lengths.generated + 1,
+        prefill_step,
         ..StreamOptions::default()
     };
     let mut go_on = |_: PrefillProgress| true;

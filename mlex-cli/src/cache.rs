@@ -41,9 +41,10 @@ struct Save {
     /// Where it is written
     #[arg(long, short, value_name = "FILE")]
     output: PathBuf,
-    /// How many prompt tokens are computed at once
-    #[arg(long, default_value = "512", value_name = "N")]
-    prefill_step: NonZeroUsize,
+    /// How many prompt tokens are computed at once; by default 512 on a CPU and 2048 on a GPU,
+    /// where less in long contexts
+    #[arg(long, value_name = "N")]
+    prefill_step: Option<NonZeroUsize>,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -78,7 +79,9 @@ fn save(args: &Save) -> Result<()> {
     let path = args.model.source.locate("cache")?;
     let files = ModelFiles::open(&path).map_err(failure::no_model)?;
     let mut request = input.request(files.chat_template()?.is_some())?;
-    request.prefill_step = args.prefill_step.get();
+    if let Some(step) = args.prefill_step {
+        request.prefill_step = step.get().into();
+    }
     request.kv = args.kv.settings();
     // Never dropped, as in `mlex generate`.
     let session = ManuallyDrop::new(load(&path, false, None, &args.model)?);

@@ -118,3 +118,58 @@ pub const MAMBA2: GpuSource = GpuSource {
     outputs: &["y", "state_after"],
     body: include_str!("../gpu/mamba2.inc"),
 };
+
+/// A GPU kernel for CUDA alone: what it does has no counterpart in Metal, or MLX's own kernel does
+/// it well there.
+#[derive(Debug, Clone, Copy)]
+pub struct CudaSource {
+    /// Its name.
+    pub name: &'static str,
+    /// The names of the inputs, in order.
+    pub inputs: &'static [&'static str],
+    /// The names of the outputs, in order.
+    pub outputs: &'static [&'static str],
+    /// What stands before the function.
+    pub header: &'static str,
+    /// What stands in it.
+    pub source: &'static str,
+}
+
+/// At most 8 rows times a transposed weight of 4 bits, by tensor cores: sums are f32, the weights
+/// are not rounded. It reads the weight once, however many the rows.
+///
+/// | Input | |
+/// |---|---|
+/// | `x` | `[.., K]`, float16 or bfloat16 |
+/// | `w` | `[N, K / 8]`, uint32, the first number in the lowest bits |
+/// | `scales`, `biases` | `[N, K / GROUP]` |
+///
+/// The output is `y` `[.., N]` of type `T`, that of `x`. Constants are `GROUP` (32, 64 or 128, which
+/// divides K), `WARPS` (at least 4) and `HALF` (`x` is float16). The grid is
+/// `[32, WARPS, ceil(N / 16)]` in groups of `[32, WARPS, 1]`. It takes an sm_80 or later.
+pub const QUANTIZED_ROWS: CudaSource = CudaSource {
+    name: "mlex_quantized_rows",
+    inputs: &["x", "w", "scales", "biases"],
+    outputs: &["y"],
+    header: r#"template <int COUNT>
+struct alignas(4 * COUNT) Words {
+  unsigned int word[COUNT];
+};
+template <bool HALF>
+__device__ inline void multiply(float* c, unsigned int a0, unsigned int a1, unsigned int a2,
+                                unsigned int a3, unsigned int b0, unsigned int b1) {
+  if constexpr (HALF) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  }
+}
+"#,
+    source: include_str!("../gpu/quantized_rows.inc"),
+};

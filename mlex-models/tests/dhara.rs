@@ -38,7 +38,7 @@ fn blocks(
     let mut cache = model.new_cache().unwrap();
     let options = BlockOptions {
         max_tokens,
-        prefill_step,
+        prefill_step: prefill_step.into(),
         sampler,
         eos_ids: Vec::new(),
     };

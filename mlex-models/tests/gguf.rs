@@ -86,7 +86,7 @@ fn greedy_tokens_match() {
         let mut cache = loaded.model.new_cache().unwrap();
         let options = StreamOptions {
             max_tokens: greedy.len(),
-            prefill_step: 10,
+            prefill_step: 10.into(),
             ..StreamOptions::default()
         };
         let stream = TokenStream::new(

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use mlex_core::io::SafetensorsFile;
@@ -69,9 +70,15 @@ impl Golden {
         Array::concatenate(&rows, 0).unwrap()
     }
 
-    /// Fails unless `found` is within `tolerance` of `expected`, relative to its largest
+    /// What is wrong unless `found` is within `tolerance` of `expected`, relative to its largest
     /// element.
-    fn check(&self, what: &str, found: &Array, expected: &Array, tolerance: f32) {
+    fn check(
+        &self,
+        what: &str,
+        found: &Array,
+        expected: &Array,
+        tolerance: f32,
+    ) -> Result<(), String> {
         let expected: Vec<f32> = expected.to_vec().unwrap();
         let found: Vec<f32> = found.as_type(Dtype::Float32).unwrap().to_vec().unwrap();
         assert_eq!(found.len(), expected.len(), "{}: {what}", self.name);
@@ -79,11 +86,13 @@ impl Golden {
         let error = found.iter().zip(&expected).fold(0.0f32, |max, (a, b)| {
             max.max(if a.is_nan() { f32::MAX } else { (a - b).abs() })
         });
-        assert!(
-            error <= tolerance * scale,
+        if error <= tolerance * scale {
+            return Ok(());
+        }
+        Err(format!(
             "{}: {what}: off by {error}, the largest logit is {scale}, allowed {tolerance}",
             self.name
-        );
+        ))
     }
 }
 
@@ -92,7 +101,8 @@ fn whole(tokens: &[u32]) -> Vec<Vec<u32>> {
 }
 
 /// Names of the checkpoints: every directory with expected values, so that a new one is tested
-/// without a further line here.
+/// without a further line here. `MLEX_GOLDENS=NAME,NAME` leaves only these: on CUDA, where MLX
+/// compiles kernels for each of them, several processes may so share the work.
 fn names() -> Vec<String> {
     let entries = std::fs::read_dir(data()).unwrap();
     let mut names: Vec<String> = entries
@@ -102,7 +112,26 @@ fn names() -> Vec<String> {
         .collect();
     names.sort();
     assert!(names.len() >= 50, "the data are not all there: {names:?}");
+    if let Ok(wanted) = std::env::var("MLEX_GOLDENS") {
+        let wanted: Vec<&str> = wanted.split(',').collect();
+        names.retain(|name| wanted.contains(&name.as_str()));
+        assert!(!names.is_empty(), "there are none of {wanted:?}");
+    }
     names
+}
+
+/// Fails with all checkpoints that `check` finds fault with.
+fn check_all(check: impl Fn(&str) -> Result<(), String>) {
+    let checked = |name: &String| {
+        let found = catch_unwind(AssertUnwindSafe(|| check(name)));
+        found.unwrap_or_else(|_| Err(format!("{name}: it panicked")))
+    };
+    let faults: Vec<String> = names()
+        .iter()
+        .map(checked)
+        .filter_map(Result::err)
+        .collect();
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
 /// How far logits may be off, relative to the largest one: 1e-4 in f32. In a half type every
@@ -124,33 +153,34 @@ fn tolerance(golden: &Golden) -> f32 {
 
 #[test]
 fn prefill_in_one_go_matches() {
-    for name in names() {
-        let golden = Golden::open(&name, None);
+    check_all(|name| {
+        let golden = Golden::open(name, None);
         let logits = golden.logits(whole);
         golden.check(
             "logits",
             &logits,
             &golden.tensor("logits"),
             tolerance(&golden),
-        );
-    }
+        )
+    });
 }
 
 #[test]
 fn half_checkpoints_loaded_in_f32_match_the_reference_in_f32() {
-    for name in names() {
-        let golden = Golden::open(&name, Some(Dtype::Float32));
-        if golden.has("logits_f32") {
-            let logits = golden.logits(whole);
-            golden.check("logits in f32", &logits, &golden.tensor("logits_f32"), 1e-4);
+    check_all(|name| {
+        let golden = Golden::open(name, Some(Dtype::Float32));
+        if !golden.has("logits_f32") {
+            return Ok(());
         }
-    }
+        let logits = golden.logits(whole);
+        golden.check("logits in f32", &logits, &golden.tensor("logits_f32"), 1e-4)
+    });
 }
 
 #[test]
 fn prefill_in_uneven_chunks_matches() {
-    for name in names() {
-        let golden = Golden::open(&name, None);
+    check_all(|name| {
+        let golden = Golden::open(name, None);
         let logits = golden.logits(|tokens| {
             let (first, rest) = tokens.split_at(7);
             let (second, rest) = rest.split_at(1);
@@ -162,28 +192,28 @@ fn prefill_in_uneven_chunks_matches() {
             &logits,
             &golden.tensor("logits"),
             tolerance(&golden),
-        );
-    }
+        )
+    });
 }
 
 #[test]
 fn token_by_token_matches() {
-    for name in names() {
-        let golden = Golden::open(&name, None);
+    check_all(|name| {
+        let golden = Golden::open(name, None);
         let logits = golden.logits(|tokens| tokens.iter().map(|&id| vec![id]).collect());
         golden.check(
             "stepwise",
             &logits,
             &golden.tensor("logits"),
             tolerance(&golden),
-        );
-    }
+        )
+    });
 }
 
 #[test]
 fn a_batch_with_left_padding_matches() {
-    for name in names() {
-        let golden = Golden::open(&name, None);
+    check_all(|name| {
+        let golden = Golden::open(name, None);
         let model = &*golden.loaded.model;
         let tokens = golden.tensor("batch_tokens").as_type(Dtype::Int32).unwrap();
         let padding = golden
@@ -210,16 +240,17 @@ fn a_batch_with_left_padding_matches() {
                     .unwrap()
             };
             let what = format!("row {row}");
-            golden.check(&what, &real(&logits), &real(&expected), tolerance(&golden));
+            golden.check(&what, &real(&logits), &real(&expected), tolerance(&golden))?;
         }
-    }
+        Ok(())
+    });
 }
 
 #[test]
 fn greedy_tokens_match() {
-    for name in names() {
+    check_all(|name| {
         // In half precision the reference's choices hold in f32 too, by a margin.
-        let golden = Golden::open(&name, Some(Dtype::Float32));
+        let golden = Golden::open(name, Some(Dtype::Float32));
         let model = &*golden.loaded.model;
         let prompt = golden.tokens("tokens");
         let expected = golden.tokens("greedy");
@@ -228,19 +259,21 @@ fn greedy_tokens_match() {
         let mut cache = model.new_cache().unwrap();
         let options = StreamOptions {
             max_tokens: expected.len(),
-            prefill_step: 10,
+            prefill_step: 10.into(),
             ..StreamOptions::default()
         };
         let stream =
             TokenStream::new(model, &mut cache, sampler, &prompt, options, &mut |_| true).unwrap();
         let found: Vec<u32> = stream.map(|id| id.unwrap()).collect();
-        assert_eq!(found, expected, "{name}");
-        assert_eq!(
-            cache.len() as usize,
-            prompt.len() + expected.len() - 1,
-            "{name}"
-        );
-    }
+        if found != expected {
+            return Err(format!("{name}: {found:?} where {expected:?} is expected"));
+        }
+        let seen = prompt.len() + expected.len() - 1;
+        if cache.len() as usize != seen {
+            return Err(format!("{name}: the cache has {} of {seen}", cache.len()));
+        }
+        Ok(())
+    });
 }
 
 #[test]
@@ -263,6 +296,7 @@ fn mlx_operations_and_kernels_agree() {
         let logits = golden.logits(whole);
         logits.eval().unwrap();
         mlex_nn::dispatch::set_kernels(true);
-        golden.check("without kernels", &logits, &golden.tensor(expected), 1e-4);
+        let checked = golden.check("without kernels", &logits, &golden.tensor(expected), 1e-4);
+        checked.unwrap();
     }
 }

@@ -36,7 +36,7 @@ impl Case {
         let prompt = Prompt::Tokens(self.prompt.clone());
         let mut request = Request::new(prompt).with_max_tokens(self.tokens.len());
         request.ignore_eos = true;
-        request.prefill_step = 2048;
+        request.prefill_step = 2048.into();
         request.logprobs = Some(1000);
         request.kv = self.settings();
         request

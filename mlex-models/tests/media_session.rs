@@ -109,7 +109,7 @@ fn prompts_and_tokens_are_those_of_the_reference() {
                 request.media.clone_from(&media);
                 request.max_tokens = greedy.len();
                 request.ignore_eos = true;
-                request.prefill_step = step;
+                request.prefill_step = step.into();
                 request.logprobs = Some(0);
                 let counted = session.prompt_tokens(&request).unwrap();
                 assert_eq!(counted, ids(&case["prompt"]), "{name}: {case_name}");

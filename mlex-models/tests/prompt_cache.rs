@@ -68,7 +68,7 @@ fn names() -> Vec<String> {
 fn request(prompt: &[u32], step: usize) -> Request {
     let mut request = Request::new(Prompt::Tokens(prompt.to_vec())).with_max_tokens(6);
     request.ignore_eos = true;
-    request.prefill_step = step;
+    request.prefill_step = step.into();
     request.logprobs = Some(2);
     request
 }

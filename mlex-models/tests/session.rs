@@ -166,7 +166,7 @@ fn types_may_cross_threads_as_documented() {
 fn a_generation_tells_prompt_prefill_tokens_and_end() {
     let session = session();
     let mut request = request();
-    request.prefill_step = 10;
+    request.prefill_step = 10.into();
     let answer = answer(&session, request);
     let expected = expected();
     assert_eq!(answer.prompt, expected.tokens("tokens"));

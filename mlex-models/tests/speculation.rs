@@ -42,7 +42,7 @@ fn prompt(name: &str) -> (Vec<u32>, Vec<u32>) {
 fn options(max_tokens: usize) -> StreamOptions {
     StreamOptions {
         max_tokens,
-        prefill_step: 10,
+        prefill_step: 10.into(),
         ..StreamOptions::default()
     }
 }
@@ -290,7 +290,7 @@ fn what_was_not_given_out_is_taken_back() {
             went_on += 1;
             let sampler = self::sampler(model, &config, &text);
             let mut options = self::options(24 - given);
-            options.prefill_step = 512;
+            options.prefill_step = 512.into();
             let rest = TokenStream::new(
                 model,
                 &mut cache,

@@ -1,10 +1,10 @@
 //! Which implementation computes: one function for each operation that has several.
 
-use mlex_core::{Array, Device, Dtype, Quantized, QuantizedWeight, Stream};
+use mlex_core::{Array, Device, Dtype, GpuLanguage, Quantized, QuantizedWeight, Stream};
 
 use crate::host::Weight;
 use crate::linear::Stored;
-use crate::{Result, host};
+use crate::{Result, cuda, gpu, host};
 
 pub use crate::host::set_kernels;
 
@@ -57,7 +57,10 @@ pub fn quantize(weight: &Array, layout: Quantized) -> mlex_core::Result<Quantize
 /// `x` `[.., K]` times a quantized weight `[N, K]`, transposed, by MLX: `[.., N]`.
 fn quantized_matmul(x: &Array, weight: &QuantizedWeight) -> Result<Array> {
     if Stream::current()?.device() != Device::Cpu {
-        return Ok(weight.matmul(x)?);
+        return match gpu::language()? {
+            Some(GpuLanguage::Cuda) => cuda::quantized_matmul(x, weight),
+            _ => Ok(weight.matmul(x)?),
+        };
     }
     // On the CPU MLX adds up in the type of `x`: a half type loses most of its digits so, and
     // takes eight times as long as f32 (on a GPU sums are f32).

@@ -11,6 +11,7 @@ pub mod cache;
 mod canon;
 mod chain;
 mod conv;
+mod cuda;
 pub mod dispatch;
 mod embedding;
 mod error;

@@ -170,7 +170,7 @@ fn a_scan_goes_on_from_its_state() {
 
 #[test]
 fn strong_decay_and_none_at_all() {
-    for (a, high) in [(-400.0, 1.0), (-1e-6, 1.0), (-50.0, 1e-6)] {
+    for (a, high) in [(-400.0f32, 1.0), (-1e-6, 1.0), (-50.0, 1e-6)] {
         let mut case = Case::new([1, 130, 2, 4, 1, 4], 3);
         case.a = Array::from_slice(&[a, a / 2.0], &[2]).unwrap();
         case.dt = uniform(9, 0.0, high, &[1, 130, 2]);

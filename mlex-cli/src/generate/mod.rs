@@ -59,9 +59,10 @@ pub(crate) struct Args {
     /// With --json, log-probabilities of each token and of the K likeliest ones
     #[arg(long, value_name = "K", requires = "json")]
     logprobs: Option<usize>,
-    /// How many prompt tokens are computed at once
-    #[arg(long, default_value = "512", value_name = "N")]
-    prefill_step: NonZeroUsize,
+    /// How many prompt tokens are computed at once; by default 512 on a CPU and 2048 on a GPU,
+    /// where less in long contexts
+    #[arg(long, value_name = "N")]
+    prefill_step: Option<NonZeroUsize>,
     /// Print one JSON document in place of the text and statistics
     #[arg(long)]
     json: bool,
@@ -103,7 +104,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let has_template = files.chat_template()?.is_some();
     let mut request: Request = input.request(has_template)?;
     request.max_tokens = args.max_tokens;
-    request.prefill_step = args.prefill_step.get();
+    if let Some(step) = args.prefill_step {
+        request.prefill_step = step.get().into();
+    }
     request.stop.clone_from(&args.stop);
     request.ignore_eos = args.ignore_eos;
     request.reasoning_budget = args.reasoning_budget;

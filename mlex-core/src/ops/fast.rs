@@ -48,7 +48,7 @@ impl Array {
     /// When the weight is not `[D]`.
     #[track_caller]
     pub fn rms_norm(&self, weight: Option<&Array>, eps: f32) -> Result<Array> {
-        op!(mlx_fast_rms_norm(self.raw(), optional(weight), eps))
+        unless_empty(op!(mlx_fast_rms_norm(self.raw(), optional(weight), eps)))
     }
 
     /// `(x - mean) / sqrt(var + eps) * weight + bias` over the last dimension.
@@ -62,12 +62,12 @@ impl Array {
         bias: Option<&Array>,
         eps: f32,
     ) -> Result<Array> {
-        op!(mlx_fast_layer_norm(
+        unless_empty(op!(mlx_fast_layer_norm(
             self.raw(),
             optional(weight),
             optional(bias),
             eps
-        ))
+        )))
     }
 
     /// Rotary position embedding of `[B, .., L, D]`, positions from `offset` on
@@ -77,7 +77,7 @@ impl Array {
     /// When `dims` exceed the last dimension or the frequencies do not fit.
     #[track_caller]
     pub fn rope(&self, rope: Rope<'_>, offset: i32) -> Result<Array> {
-        op!(mlx_fast_rope(
+        unless_empty(op!(mlx_fast_rope(
             self.raw(),
             rope.dims,
             rope.traditional,
@@ -85,7 +85,7 @@ impl Array {
             rope.scale,
             offset,
             optional(rope.freqs),
-        ))
+        )))
     }
 
     /// As [`rope`](Self::rope), with the offset in an array: a scalar or one per batch row.
@@ -94,7 +94,7 @@ impl Array {
     /// As [`rope`](Self::rope).
     #[track_caller]
     pub fn rope_at(&self, rope: Rope<'_>, offset: &Array) -> Result<Array> {
-        op!(mlx_fast_rope_dynamic(
+        unless_empty(op!(mlx_fast_rope_dynamic(
             self.raw(),
             rope.dims,
             rope.traditional,
@@ -102,7 +102,7 @@ impl Array {
             rope.scale,
             offset.raw(),
             optional(rope.freqs),
-        ))
+        )))
     }
 
     /// Attention of queries `self` `[B, H, L, D]` over `keys` `[B, H_kv, S, D]` and `values`

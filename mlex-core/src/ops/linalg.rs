@@ -49,9 +49,18 @@ impl Array {
                 sorted,
             ))
         };
-        let direct = unless_empty(product(self, other))?;
+        let on_cpu = Stream::current()?.device() == Device::Cpu;
+        // On CUDA the product with sorted indices goes from row to row by the stride of the rows'
+        // own dimension, of one element: a reshape gives that the stride of the shape, where
+        // `expand_dims` leaves 1.
+        let left = if sorted && !on_cpu && self.size() > 0 {
+            self.reshape(&[-1])?.reshape(self.shape())?
+        } else {
+            self.clone()
+        };
+        let direct = unless_empty(product(&left, other))?;
         // On the CPU MLX has this for f32 alone, and says so when it computes.
-        if direct.dtype() == Dtype::Float32 || Stream::current()?.device() != Device::Cpu {
+        if direct.dtype() == Dtype::Float32 || !on_cpu {
             return Ok(direct);
         }
         let [left, right] = [self, other].map(|side| side.as_type(Dtype::Float32));

@@ -60,10 +60,10 @@ fn check_shape(shape: &[i32]) -> Result<()> {
     }))
 }
 
-/// The result of an operation whose CPU kernel divides by sizes: one without elements is made
-/// of nothing instead of being computed.
+/// The result of an operation whose kernel on the CPU divides by sizes, or on a GPU is launched
+/// for no rows: one without elements is made of nothing instead of being computed.
 #[track_caller]
-fn unless_empty(result: Result<Array>) -> Result<Array> {
+pub(crate) fn unless_empty(result: Result<Array>) -> Result<Array> {
     let array = result?;
     if array.size() == 0 {
         return Array::zeros(array.shape(), array.dtype());

@@ -203,6 +203,9 @@ impl QuantizedWeight {
             layout.mode.c_name().as_ptr(),
             optional(None),
         ))?
+        .into_iter()
+        .map(|output| unless_empty(Ok(output)))
+        .collect::<Result<Vec<_>>>()?
         .into_iter();
         let count = outputs.len() as u64;
         let (Some(weight), Some(scales)) = (outputs.next(), outputs.next()) else {
@@ -232,7 +235,7 @@ impl QuantizedWeight {
             value: dtype.unwrap_or(Dtype::Float32).to_raw(),
             has_value: dtype.is_some(),
         };
-        op!(mlx_dequantize(
+        unless_empty(op!(mlx_dequantize(
             self.weight.raw(),
             self.scales.raw(),
             optional(self.biases.as_ref()),
@@ -241,7 +244,7 @@ impl QuantizedWeight {
             self.layout.mode.c_name().as_ptr(),
             optional(None),
             dtype,
-        ))
+        )))
     }
 
     /// `x` `[.., M, K]` times the transposed weight: `[.., M, N]`.

@@ -8,6 +8,7 @@ mod checked;
 mod constraint;
 mod engine;
 mod output;
+mod prefill_step;
 mod prompt_cache;
 mod request;
 mod sampler;
@@ -19,6 +20,7 @@ mod tokens;
 
 pub use blocks::{BlockOptions, BlockStream, Decode, Diffusion, SelfSpeculation};
 pub use constraint::Grammar;
+pub use prefill_step::PrefillStep;
 pub use prompt_cache::{
     Found, KvSettings, MediaSpan, PromptCache, PromptCacheLimits, PromptCacheStats, PromptFileInfo,
     PromptKey,

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{
-    Decode, DraftCounts, Dry, Grammar, KvSettings, PrefillProgress, SamplerConfig, Speculation,
+    Decode, DraftCounts, Dry, Grammar, KvSettings, PrefillProgress, PrefillStep, SamplerConfig,
+    Speculation,
 };
 use crate::media::Media;
 use crate::text::{Answer, Part};
@@ -53,7 +54,7 @@ pub struct Request {
     /// Goes on after an end-of-text token, up to `max_tokens`.
     pub ignore_eos: bool,
     /// How many prompt tokens are given to the model at once.
-    pub prefill_step: usize,
+    pub prefill_step: PrefillStep,
     /// How many answers are generated, one after the other. The first uses the sampler's seed,
     /// each further one the next number.
     pub choices: usize,
@@ -92,7 +93,7 @@ impl Request {
             decode: Decode::default(),
             stop: Vec::new(),
             ignore_eos: false,
-            prefill_step: 512,
+            prefill_step: PrefillStep::ByDevice,
             choices: 1,
             logprobs: None,
             reasoning_budget: None,

@@ -5,12 +5,12 @@ use std::ops::Range;
 use mlex_core::{Array, Device, Stream, async_eval, eval, memory};
 use mlex_nn::Cache;
 
-use super::Sampler;
 use super::checked::Checks;
 use super::constraint::Guide;
 use super::request::TokenLogprobs;
 use super::score::likeliest;
 use super::speculate::{DraftCounts, Speculator};
+use super::{PrefillStep, Sampler};
 use crate::media::MediaPrompt;
 use crate::model::{Input, Model};
 use crate::{Error, Result};
@@ -34,7 +34,7 @@ pub struct StreamOptions {
     /// The most tokens that are generated.
     pub max_tokens: usize,
     /// How many prompt tokens are given to the model at once.
-    pub prefill_step: usize,
+    pub prefill_step: PrefillStep,
     /// Computes the log-probability of each token, and so many of the likeliest ones.
     pub logprobs: Option<usize>,
 }
@@ -43,7 +43,7 @@ impl Default for StreamOptions {
     fn default() -> Self {
         Self {
             max_tokens: usize::MAX,
-            prefill_step: 512,
+            prefill_step: PrefillStep::ByDevice,
             logprobs: None,
         }
     }
@@ -382,7 +382,7 @@ impl Iterator for TokenStream<'_> {
     }
 }
 
-/// Gives the tokens `range` of `prompt` to the model in steps of at most `step` tokens. Returns the
+/// Gives the tokens `range` of `prompt` to the model in steps of `step`. Returns the
 /// hidden state `[1, D]` of the last position, or nothing when `on_progress` said to stop.
 ///
 /// # Errors
@@ -392,12 +392,13 @@ pub(super) fn prefill(
     cache: &mut Cache,
     prompt: &MediaPrompt,
     range: Range<usize>,
-    step: usize,
+    step: PrefillStep,
     on_progress: &mut dyn FnMut(PrefillProgress) -> bool,
 ) -> Result<Option<Array>> {
     let forward = |cache: &mut Cache, processed: usize| {
         let start = range.start + processed;
-        let end = prompt.step_end(start, step.min(range.end - start));
+        let step = step.after(start)?.min(range.end - start);
+        let end = prompt.step_end(start, step);
         let end = end.min(range.end);
         let hidden = prompt.forward(model, cache, start..end)?;
         Ok((hidden, end - range.start))
@@ -421,13 +422,14 @@ pub(super) fn prefill_by(
         processed = given;
         if processed < total {
             eval(cache.arrays())?;
-            memory::clear_cache()?;
         } else {
             // Computed before it is reported, as the chunks before it are.
             let hidden = hidden.at(1, -1)?;
             hidden.eval()?;
             last = Some(hidden);
         }
+        // The large buffers of a piece do not come again in a step of decoding.
+        memory::clear_cache()?;
         if !on_progress(PrefillProgress { processed, total }) {
             return Ok(None);
         }

@@ -1,13 +1,13 @@
 //! The feed-forward layers that a router chooses from.
 
-use mlex_core::{Array, Device, Dtype, QuantizedWeight, Stream};
+use mlex_core::{Array, Device, Dtype, GpuLanguage, QuantizedWeight, Stream};
 
 use super::MoeConfig;
 use crate::activation::relu2;
 use crate::host::{self, Constants, Mixture, Sequence, Value};
 use crate::linear::{Matrix, Stored};
 use crate::quant::packed_columns;
-use crate::{Error, Result, Weights, dispatch};
+use crate::{Error, Result, Weights, cuda, dispatch, gpu};
 
 /// From how many products on MLX is given them sorted by expert, as in mlx-lm.
 const SORT_FROM: usize = 64;
@@ -251,7 +251,10 @@ fn gather(matrices: &Matrix, x: &Array, indices: &Array, sorted: bool) -> Result
         Stored::Quantized { weight, .. } => weight,
     };
     if Stream::current()?.device() != Device::Cpu {
-        return Ok(weight.gather_matmul(x, None, Some(indices), sorted)?);
+        return match gpu::language()? {
+            Some(GpuLanguage::Cuda) => cuda::gather_matmul(x, weight, indices, sorted),
+            _ => Ok(weight.gather_matmul(x, None, Some(indices), sorted)?),
+        };
     }
     // See `dispatch::linear`: MLX's CPU adds up in the type of `x`.
     let wide = x.as_type(Dtype::Float32)?;

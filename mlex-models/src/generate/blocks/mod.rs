@@ -12,7 +12,7 @@ use mlex_nn::Cache;
 
 use self::penalty::Penalty;
 use super::token_stream::{self, prefill_by};
-use super::{PrefillProgress, SamplerConfig};
+use super::{PrefillProgress, PrefillStep, SamplerConfig};
 use crate::media::{MediaPrompt, checked};
 use crate::model::{BlockModel, Model};
 use crate::{Error, Result};
@@ -121,7 +121,7 @@ pub struct BlockOptions {
     /// The most tokens that are generated.
     pub max_tokens: usize,
     /// How many prompt tokens are given to the model at once, about.
-    pub prefill_step: usize,
+    pub prefill_step: PrefillStep,
     /// How tokens are chosen: greedy, with a repetition penalty or without.
     pub sampler: SamplerConfig,
     /// Tokens after which no further one is needed. They are given out too.
@@ -132,7 +132,7 @@ impl Default for BlockOptions {
     fn default() -> Self {
         Self {
             max_tokens: usize::MAX,
-            prefill_step: 512,
+            prefill_step: PrefillStep::ByDevice,
             sampler: SamplerConfig::default(),
             eos_ids: Vec::new(),
         }
@@ -300,14 +300,14 @@ pub(super) fn check<'m>(
     Ok(blocks)
 }
 
-/// Gives `prompt` to the model as `decode` needs it, in steps of about `step` tokens. Returns the
+/// Gives `prompt` to the model as `decode` needs it, in steps of about `step`. Returns the
 /// hidden state `[1, D]` of the last position, or nothing when `on_progress` said to stop.
 pub(super) fn prefill(
     model: &dyn Model,
     cache: &mut Cache,
     decode: Decode,
     prompt: &[u32],
-    step: usize,
+    step: PrefillStep,
     on_progress: &mut dyn FnMut(PrefillProgress) -> bool,
 ) -> Result<Option<Array>> {
     cache.set_spare(decode.spare() as i32);
@@ -318,8 +318,8 @@ pub(super) fn prefill(
         return token_stream::prefill(model, cache, &prompt, all, step, on_progress);
     };
     // Positions of a block see each other, so they are given at once.
-    let step = (step / block_length).max(1) * block_length;
     let forward = |cache: &mut Cache, processed: usize| {
+        let step = (step.after(processed)? / block_length).max(1) * block_length;
         let end = prompt.len().min(processed + step);
         let ids = id_array(model, &prompt[processed..end])?;
         let hidden = blocks.forward_blocks(&ids, block_length as i32, cache)?;

@@ -5,8 +5,8 @@ use mlex_nn::Cache;
 
 use super::{KvSettings, PromptCache, PromptKey};
 use crate::Result;
-use crate::generate::PrefillProgress;
 use crate::generate::token_stream::prefill;
+use crate::generate::{PrefillProgress, PrefillStep};
 use crate::media::MediaPrompt;
 use crate::model::Model;
 
@@ -17,7 +17,7 @@ pub(in crate::generate) struct Filling<'a> {
     pub(in crate::generate) prompt: &'a MediaPrompt,
     pub(in crate::generate) settings: &'a KvSettings,
     /// How many tokens are given to the model at once.
-    pub(in crate::generate) step: usize,
+    pub(in crate::generate) step: PrefillStep,
     /// How many tokens come before what announces the answer. What follows is not what the next
     /// prompt of a conversation has there. Asked for where layers cannot go back.
     pub(in crate::generate) turn_end: &'a dyn Fn() -> Option<usize>,

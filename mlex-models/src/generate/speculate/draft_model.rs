@@ -5,6 +5,7 @@ use mlex_nn::{Cache, Checkpoint};
 
 use super::Drafter;
 use crate::Result;
+use crate::generate::PrefillStep;
 use crate::generate::Sampler;
 use crate::generate::token_stream::forward_ids;
 use crate::model::{Input, Model};
@@ -17,17 +18,17 @@ pub(super) struct DraftModel<'m> {
     seen: Vec<u32>,
     /// The way back to before the last guesses.
     checkpoint: Option<Checkpoint>,
-    prefill_step: usize,
+    prefill_step: PrefillStep,
 }
 
 impl<'m> DraftModel<'m> {
-    pub(super) fn new(model: &'m dyn Model, prefill_step: usize) -> Result<Self> {
+    pub(super) fn new(model: &'m dyn Model, prefill_step: PrefillStep) -> Result<Self> {
         Ok(Self {
             model,
             cache: model.new_cache()?,
             seen: Vec::new(),
             checkpoint: None,
-            prefill_step: prefill_step.max(1),
+            prefill_step,
         })
     }
 
@@ -58,7 +59,10 @@ impl<'m> DraftModel<'m> {
     fn follow(&mut self, tokens: &[u32]) -> Result<Option<Array>> {
         self.go_back(tokens)?;
         let mut last = None;
-        for chunk in tokens[self.seen.len()..].chunks(self.prefill_step) {
+        while self.seen.len() < tokens.len() {
+            let rest = &tokens[self.seen.len()..];
+            let step = self.prefill_step.after(self.seen.len())?;
+            let chunk = &rest[..step.min(rest.len())];
             let hidden = forward_ids(self.model, &mut self.cache, chunk)?;
             self.seen.extend_from_slice(chunk);
             if self.seen.len() < tokens.len() {

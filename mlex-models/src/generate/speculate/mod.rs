@@ -23,7 +23,7 @@ use std::time::Duration;
 use mlex_core::Array;
 use serde::{Deserialize, Serialize};
 
-use super::Sampler;
+use super::{PrefillStep, Sampler};
 use crate::Result;
 use crate::model::{Model, MtpHead};
 use depth::Depth;
@@ -142,10 +142,10 @@ impl<'m> Speculator<'m> {
     /// When MLX is out of memory.
     pub fn draft_model(
         model: &'m dyn Model,
-        prefill_step: usize,
+        prefill_step: impl Into<PrefillStep>,
         speculation: Speculation,
     ) -> Result<Self> {
-        let drafter = DraftModel::new(model, prefill_step)?;
+        let drafter = DraftModel::new(model, prefill_step.into())?;
         Ok(Self::new(Box::new(drafter), speculation))
     }
 

@@ -528,43 +528,43 @@ fn inputs_of_convolutions_that_are_not_the_models_are_refused() {
         session.save_prompt(request(&tokens, 512), &file).unwrap();
         rewrite(&file, |spec, bytes| {
             if spec.name == "layers.1.rows" {
-                assert_eq!(spec.shape, [1, 3, 32]);
+                assert_eq!(spec.shape, [1, 3, 64]);
                 change(spec, bytes);
             }
         });
         common::message(&session.load_prompt(&file).unwrap_err(), model.path())
     };
-    let row = 32 * 4;
-    let shape = "M/prompt.state: cache of a convolution: expected shape [1, 3, 32] or more rows";
+    let row = 64 * 4;
+    let shape = "M/prompt.state: cache of a convolution: expected shape [1, 3, 64] or more rows";
     let fewer = refused(&|spec, bytes| {
         spec.shape[1] = 2;
         bytes.truncate(2 * row);
     });
-    assert_eq!(fewer, format!("{shape}, found [1, 2, 32]"));
-    let narrower = refused(&|spec, _| spec.shape = vec![1, 6, 16]);
-    assert_eq!(narrower, format!("{shape}, found [1, 6, 16]"));
+    assert_eq!(fewer, format!("{shape}, found [1, 2, 64]"));
+    let narrower = refused(&|spec, _| spec.shape = vec![1, 6, 32]);
+    assert_eq!(narrower, format!("{shape}, found [1, 6, 32]"));
     let more = refused(&|spec, bytes| {
         spec.shape[1] = 5;
         bytes.extend(vec![0; 2 * row]);
     });
     let expected =
-        "M/prompt.state: layers.1: expected float32 [1, 3, 32], found float32 [1, 5, 32]";
+        "M/prompt.state: layers.1: expected float32 [1, 3, 64], found float32 [1, 5, 64]";
     assert_eq!(more, expected);
     let half = |spec: &mut TensorSpec, bytes: &mut Vec<u8>| {
         spec.dtype = StoredDtype::F16;
         bytes.truncate(3 * row / 2);
     };
     let expected =
-        "M/prompt.state: layers.1: expected float32 [1, 3, 32], found float16 [1, 3, 32]";
+        "M/prompt.state: layers.1: expected float32 [1, 3, 64], found float16 [1, 3, 64]";
     assert_eq!(refused(&half), expected);
     let kind = "M/prompt.state: inputs of a convolution: expected floats [1, rows, channels]";
     let integers = refused(&|spec, _| spec.dtype = StoredDtype::I32);
-    assert_eq!(integers, format!("{kind}, found int32 [1, 3, 32]"));
-    let batch = refused(&|spec, _| spec.shape = vec![3, 1, 32]);
-    assert_eq!(batch, format!("{kind}, found float32 [3, 1, 32]"));
+    assert_eq!(integers, format!("{kind}, found int32 [1, 3, 64]"));
+    let batch = refused(&|spec, _| spec.shape = vec![3, 1, 64]);
+    assert_eq!(batch, format!("{kind}, found float32 [3, 1, 64]"));
     let none = refused(&|spec, bytes| {
-        spec.shape = vec![1, 0, 32];
+        spec.shape = vec![1, 0, 64];
         bytes.clear();
     });
-    assert_eq!(none, format!("{kind}, found float32 [1, 0, 32]"));
+    assert_eq!(none, format!("{kind}, found float32 [1, 0, 64]"));
 }

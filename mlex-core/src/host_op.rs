@@ -213,7 +213,7 @@ impl std::fmt::Debug for HostConstant {
 /// Memory for what a host operation computes on the way to its outputs.
 #[derive(Debug, Default)]
 pub struct HostBuffer {
-    memory: Vec<u128>,
+    memory: ffi::Words,
     shape: Vec<i32>,
     strides: Vec<i64>,
     dtype: Option<Dtype>,
@@ -228,23 +228,19 @@ impl HostBuffer {
         let bytes = byte_size(shape, dtype)?;
         let words = bytes.div_ceil(size_of::<u128>());
         if self.memory.len() < words {
-            self.memory.resize(words, 0);
+            // What is in it is not needed any more.
+            self.memory = ffi::Words::default();
+            self.memory = ffi::Words::new(words);
         }
         if dtype == Dtype::Bool {
             // The only type that not every bit pattern is a value of.
-            self.memory[..words].fill(0);
+            self.memory.as_bytes_mut()[..bytes].fill(0);
         }
         self.shape.clear();
         self.shape.extend_from_slice(shape);
         row_major(shape, &mut self.strides);
         self.dtype = Some(dtype);
         Ok(())
-    }
-
-    /// Asks the system for huge pages, as
-    /// [`HostConstant::prefer_huge_pages`](HostConstant::prefer_huge_pages) does.
-    pub fn prefer_huge_pages(&self) {
-        ffi::prefer_huge_pages(ffi::words_as_bytes(&self.memory), false);
     }
 
     fn parts(&self) -> (usize, Dtype) {
@@ -261,7 +257,7 @@ impl HostBuffer {
     pub fn view(&self) -> HostView<'_> {
         let (bytes, dtype) = self.parts();
         HostView {
-            bytes: &ffi::words_as_bytes(&self.memory)[..bytes],
+            bytes: &self.memory.as_bytes()[..bytes],
             shape: &self.shape,
             strides: &self.strides,
             dtype,
@@ -272,7 +268,7 @@ impl HostBuffer {
     pub fn view_mut(&mut self) -> HostViewMut<'_> {
         let (bytes, dtype) = self.parts();
         HostViewMut {
-            bytes: &mut ffi::words_as_bytes_mut(&mut self.memory)[..bytes],
+            bytes: &mut self.memory.as_bytes_mut()[..bytes],
             shape: &self.shape,
             strides: &self.strides,
             dtype,

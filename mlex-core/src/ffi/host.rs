@@ -308,7 +308,8 @@ impl Pinned {
 
     /// Asks for huge pages, where there are any.
     pub(crate) fn prefer_huge_pages(&self) {
-        prefer_huge_pages(self.view().bytes, true);
+        #[cfg(target_os = "linux")]
+        super::huge_pages::prefer(self.view().bytes);
     }
 
     pub(crate) fn view(&self) -> HostView<'_> {
@@ -321,26 +322,6 @@ impl Pinned {
             dtype: self.dtype,
         }
     }
-}
-
-/// Asks for huge pages for this memory, where there are any; once, if it is `lasting`.
-pub(crate) fn prefer_huge_pages(bytes: &[u8], lasting: bool) {
-    #[cfg(target_os = "linux")]
-    super::huge_pages::prefer(bytes, lasting);
-    #[cfg(not(target_os = "linux"))]
-    let _ = (bytes, lasting);
-}
-
-/// The bytes of words, which are aligned for every element type.
-pub(crate) fn words_as_bytes(words: &[u128]) -> &[u8] {
-    // SAFETY: words have no padding, and any byte is a `u8`.
-    unsafe { slice::from_raw_parts(words.as_ptr().cast(), size_of_val(words)) }
-}
-
-/// As [`words_as_bytes`], to be written.
-pub(crate) fn words_as_bytes_mut(words: &mut [u128]) -> &mut [u8] {
-    // SAFETY: as above, and any bytes are a word.
-    unsafe { slice::from_raw_parts_mut(words.as_mut_ptr().cast(), size_of_val(words)) }
 }
 
 /// A slice whose pointer may be null when it is empty.

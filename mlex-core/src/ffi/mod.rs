@@ -19,6 +19,9 @@ mod host;
 #[cfg(target_os = "linux")]
 mod huge_pages;
 pub(crate) mod mapped_file;
+#[cfg(target_os = "linux")]
+mod slabs;
+mod words;
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -35,10 +38,8 @@ pub(crate) use gpu_kernel::{GpuKernelHandle, new_gpu_kernel};
 pub(crate) use handle::{
     ArrayHandle, DeviceHandle, StreamHandle, StringHandle, VectorHandle, c_string,
 };
-pub(crate) use host::{
-    Pinned, check_failures, host_op, host_slice, host_slice_mut, prefer_huge_pages, words_as_bytes,
-    words_as_bytes_mut,
-};
+pub(crate) use host::{Pinned, check_failures, host_op, host_slice, host_slice_mut};
+pub(crate) use words::Words;
 
 static LOCK: Mutex<()> = Mutex::new(());
 

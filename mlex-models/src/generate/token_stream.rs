@@ -416,6 +416,7 @@ pub(super) fn prefill_by(
 ) -> Result<Option<Array>> {
     let mut processed = 0;
     let mut last = None;
+    cache.reserve(total);
     while processed < total {
         let (hidden, given) = forward(cache, processed)?;
         cache.settle()?;

@@ -253,6 +253,17 @@ impl Cache {
         }
     }
 
+    /// Announces `additional` tokens. On a CPU, layers that keep all of them make room with the
+    /// first ones, which saves copies of keys and values when more come.
+    pub fn reserve(&mut self, additional: usize) {
+        let additional = i32::try_from(additional).unwrap_or(i32::MAX);
+        for layer in &mut self.layers {
+            if let LayerCache::Attention(cache) = layer {
+                cache.reserve(additional);
+            }
+        }
+    }
+
     /// Has short convolutions keep so many inputs more, from the next step on, that the last
     /// `tokens` can be forgotten. Other layers do what they can anyway.
     pub fn set_spare(&mut self, tokens: i32) {

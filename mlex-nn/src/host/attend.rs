@@ -466,7 +466,6 @@ fn prepare_memory(target: &Target, buffers: &mut [HostBuffer; 2]) -> mlex_core::
     };
     for (index, buffer) in buffers.iter_mut().enumerate() {
         buffer.resize(&memory.shape, memory.dtype)?;
-        buffer.prefer_huge_pages();
         if let Some(carry) = carry {
             carry_over(carry, index, buffer)?;
         }

@@ -26,6 +26,8 @@ pub struct KvCache {
     shared: Option<Shared>,
     /// Tokens seen, padding included.
     seen: i32,
+    /// How many it is known to see, if more.
+    expected: i32,
     /// How many positions back a query sees, itself included.
     window: Option<i32>,
     /// How many of the first positions stay in the window, beside the last ones.
@@ -67,6 +69,11 @@ impl KvCache {
     /// Whether none was seen.
     pub fn is_empty(&self) -> bool {
         self.seen == 0
+    }
+
+    /// Announces `additional` tokens, for which room is made with the first of them.
+    pub fn reserve(&mut self, additional: i32) {
+        self.expected = self.seen.saturating_add(additional.max(0));
     }
 
     /// Announces that row `b` of the batch starts with `padding[b]` tokens of padding, which
@@ -255,11 +262,12 @@ impl KvCache {
         let keep = self.keys_after(new) - new;
         // A window that has begun to let go of positions would be full again at once.
         let spare = if self.used() > keep { STEP } else { 0 };
-        let mut capacity = rounded(keep + new + spare);
-        if let (Some(window), 1..) = (self.window, self.sinks) {
+        let capacity = match (self.window, self.sinks) {
+            (None, _) => roomy(keep + (self.expected - self.seen).max(new)),
+            (Some(_), ..=0) => rounded(keep + new + spare),
             // Positions that are hidden are still read, so that there should not be many.
-            capacity = capacity.min(keep + new + (window / 4).max(16));
-        }
+            (Some(window), _) => rounded(keep + new + spare).min(keep + new + (window / 4).max(16)),
+        };
         let (dim, dtype) = match &self.packing {
             Some(packing) if packing.dims != [dim; 2] || packing.dtype != dtype => return Ok(None),
             Some(packing) => (packing.words(0)?, Dtype::Uint32),
@@ -529,7 +537,12 @@ impl KvCache {
     }
 }
 
+/// Room for more than so many positions: copying what is there takes less the more of it there is.
+fn roomy(positions: i32) -> i32 {
+    rounded(positions.saturating_add((positions / 8).max(STEP / 2)))
+}
+
 /// Positions in whole steps.
 pub(super) fn rounded(positions: i32) -> i32 {
-    positions.div_euclid(STEP) * STEP + if positions % STEP == 0 { 0 } else { STEP }
+    positions.saturating_add(STEP - 1).div_euclid(STEP) * STEP
 }

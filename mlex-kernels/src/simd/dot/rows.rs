@@ -11,7 +11,7 @@ use super::{Code, Weights, codes, fp4_table, group_factors};
 /// the CPU's own prefetcher, which follows lines that are asked for one after the other, evenly.
 /// So lines are asked for in the order of memory, one in each step, although several rows are in
 /// use at a time.
-const AHEAD: usize = 3072;
+const AHEAD: usize = 4096;
 
 /// The most bytes of rows that are in use at a time; more would not stay in the L1 cache.
 const MAX_WINDOW: usize = 12 << 10;
@@ -172,7 +172,7 @@ unsafe fn group<
             for r in 0..R {
                 let from = codes_at.wrapping_add(r * row_bytes + at * block * BITS / 8);
                 let line = next_codes.wrapping_add((at * R + r) * 64);
-                _mm_prefetch::<_MM_HINT_T0>(line.cast());
+                _mm_prefetch::<_MM_HINT_T1>(line.cast());
                 // SAFETY: the loads are masked to the codes that are left of the row.
                 unsafe {
                     if nibbles {
@@ -264,7 +264,7 @@ fn prefetch_factors(w: &Weights<'_>, row: usize, rows: usize, ahead: usize) {
         let from = factors.as_ptr().wrapping_add((row + ahead) * bytes);
         for line in 0..(rows * bytes).div_ceil(64) {
             // SAFETY: SSE is part of x86-64, and a prefetch of a bad address does nothing.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line * 64).cast()) };
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(line * 64).cast()) };
         }
     }
 }

@@ -54,7 +54,7 @@ unsafe fn fill<const BITS: usize>(w: &Weights<'_>, first: usize, count: usize, t
                         codes = _mm512_shuffle_epi8(table, codes);
                     }
                     let n = (groups - group).min(parts[3] + 1);
-                    let (s, b) = group_factors(w, row * groups + group, n);
+                    let ([s], [b]) = group_factors(w, groups, row * groups + group, n);
                     _mm512_storeu_ps(scales.as_mut_ptr(), s);
                     _mm512_storeu_ps(biases.as_mut_ptr(), b);
                     let values = [

@@ -28,54 +28,82 @@ pub(crate) use tile::{Panel, Tile, multiply};
 /// Columns of a panel of weights.
 pub(crate) const COLUMNS: usize = 32;
 
-/// Scale and bias of up to 16 groups, in terms of the codes as the kernels read them.
+/// Scales and biases of up to 16 groups of `R` rows that follow each other, of `groups` each, in
+/// terms of the codes as the kernels read them.
 ///
 /// # Safety
-/// The CPU has the instructions; `n` scales (and biases, if there are any) can be read.
+/// The CPU has the instructions; from group `first` on, `n` scales of each row (and biases, if there
+/// are any) can be read.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn group_factors(w: &Weights<'_>, first: usize, n: usize) -> (__m512, __m512) {
-    let at = first * w.scale_type.size();
+unsafe fn group_factors<const R: usize>(
+    w: &Weights<'_>,
+    groups: usize,
+    first: usize,
+    n: usize,
+) -> ([__m512; R], [__m512; R]) {
+    let size = w.scale_type.size();
+    let (at, row) = (first * size, groups * size);
     // SAFETY: the caller's promise.
-    let scale = unsafe { load_scales(w.scale_type, w.scales.as_ptr().add(at), n) };
+    let scales = unsafe { load_scales::<R>(w.scale_type, w.scales.as_ptr().add(at), row, n) };
     if w.code == Code::Fp4 {
-        let half = _mm512_mul_ps(scale, _mm512_set1_ps(0.5));
-        return (half, _mm512_mul_ps(scale, _mm512_set1_ps(-6.0)));
+        let times = |factor: f32| scales.map(|scale| _mm512_mul_ps(scale, _mm512_set1_ps(factor)));
+        return (times(0.5), times(-6.0));
     }
-    let bias = match w.biases {
+    let biases = match w.biases {
         // SAFETY: the caller's promise.
-        Some(biases) => unsafe { load_scales(w.scale_type, biases.as_ptr().add(at), n) },
-        None => _mm512_setzero_ps(),
+        Some(biases) => unsafe { load_scales(w.scale_type, biases.as_ptr().add(at), row, n) },
+        None => [_mm512_setzero_ps(); R],
     };
-    (scale, bias)
+    (scales, biases)
 }
 
+/// `n` scales each from `from` on and from every `row` bytes further. The type is looked at once:
+/// to jump by it takes longer than to load some.
+///
 /// # Safety
-/// `n <= 16` scales can be read at `from`.
+/// `n <= 16` scales can be read at each of `R` places.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn load_scales(kind: ScaleType, from: *const u8, n: usize) -> __m512 {
+unsafe fn load_scales<const R: usize>(
+    kind: ScaleType,
+    from: *const u8,
+    row: usize,
+    n: usize,
+) -> [__m512; R] {
     let mask = (((1u32 << n) - 1) & 0xffff) as __mmask16;
-    // SAFETY: masked loads read `n` values only.
-    unsafe {
-        match kind {
-            ScaleType::F32 => _mm512_maskz_loadu_ps(mask, from.cast()),
-            ScaleType::F16 => _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, from.cast())),
-            ScaleType::Bf16 => {
-                let wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from.cast()));
-                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+    let mut scales = [_mm512_setzero_ps(); R];
+    macro_rules! each {
+        ($from:ident => $load:expr) => {
+            for (r, scale) in scales.iter_mut().enumerate() {
+                // SAFETY: a row that can be read; masked loads read `n` values only.
+                *scale = unsafe {
+                    let $from = from.add(r * row);
+                    $load
+                };
             }
-            ScaleType::E8m0 => {
-                let wide = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, from.cast()));
-                let zero = _mm512_testn_epi32_mask(wide, wide);
-                let power = _mm512_slli_epi32::<23>(wide);
-                // 0 stands for 2^-127, which is a subnormal.
-                let power = _mm512_mask_blend_epi32(zero, power, _mm512_set1_epi32(0x0040_0000));
-                _mm512_maskz_mov_ps(mask, _mm512_castsi512_ps(power))
-            }
-            ScaleType::E4m3 => brain::fp8(_mm_maskz_loadu_epi8(mask, from.cast())),
-        }
+        };
     }
+    match kind {
+        ScaleType::F32 => each!(from => _mm512_maskz_loadu_ps(mask, from.cast())),
+        ScaleType::F16 => {
+            each!(from => _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, from.cast())));
+        }
+        ScaleType::Bf16 => each!(from => {
+            let wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        }),
+        ScaleType::E8m0 => each!(from => {
+            let wide = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, from.cast()));
+            let zero = _mm512_testn_epi32_mask(wide, wide);
+            let power = _mm512_slli_epi32::<23>(wide);
+            // 0 stands for 2^-127, which is a subnormal.
+            let power = _mm512_mask_blend_epi32(zero, power, _mm512_set1_epi32(0x0040_0000));
+            _mm512_maskz_mov_ps(mask, _mm512_castsi512_ps(power))
+        }),
+        ScaleType::E4m3 => each!(from => brain::fp8(_mm_maskz_loadu_epi8(mask, from.cast()))),
+    }
+    scales
 }
 
 /// For each of 8 quads of `bits` bytes: which byte goes where, and the shift of each code.

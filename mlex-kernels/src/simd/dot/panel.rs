@@ -102,7 +102,7 @@ unsafe fn factors(
             for i in 0..16.min(count.saturating_sub(half * 16)) {
                 let row = first + half * 16 + i;
                 // SAFETY: the row has `groups` scales and biases.
-                (s[i], b[i]) = unsafe { group_factors(w, row * groups + g, n) };
+                ([s[i]], [b[i]]) = unsafe { group_factors(w, groups, row * groups + g, n) };
             }
             // SAFETY: groups are rounded up to 16 in both slices.
             unsafe {

@@ -206,13 +206,17 @@ mod tests {
         let piece = Piece::take(SHARED + 1).unwrap();
         let start = piece.start.addr().get();
         assert_eq!(start % HUGE, 0);
-        let size = |slabs: &[Slab]| {
-            let found = slabs.iter().find(|slab| slab.start == start);
-            found.map(|slab| slab.size)
+        // No other test has a slab of this size.
+        let own = || {
+            let slabs = slabs();
+            slabs
+                .iter()
+                .filter(|slab| slab.size == SHARED + HUGE)
+                .count()
         };
-        assert_eq!(size(&slabs()), Some(SHARED + HUGE));
+        assert_eq!(own(), 1);
         drop(piece);
-        assert_eq!(size(&slabs()), None);
+        assert_eq!(own(), 0);
         assert!(Piece::take(usize::MAX - PAGE).is_none());
     }
 }

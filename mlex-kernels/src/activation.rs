@@ -1,8 +1,8 @@
-//! Gated activations.
+//! Activations, and what they gate.
 
 use crate::error::check_len;
 use crate::simd::Level;
-use crate::simd::elementwise::{Gate, Gated};
+use crate::simd::elementwise::{Activate, Gate, Gated};
 use crate::threads::parallel_chunks;
 use crate::{Element, Result};
 
@@ -56,6 +56,21 @@ pub fn gated<T: Element>(
             out,
             function,
         });
+    });
+    Ok(())
+}
+
+/// `out = activation(x)`, as [`gated`] computes it.
+///
+/// # Errors
+/// When the slices differ in length.
+pub fn activate<T: Element>(out: &mut [T], x: &[T], activation: Activation) -> Result<()> {
+    check_len("activate: x", out.len(), x.len())?;
+    let function = activation.gate();
+    let level = Level::current();
+    parallel_chunks(out, TASK, |first, out| {
+        let x = &x[first..first + out.len()];
+        level.dispatch(Activate { x, out, function });
     });
     Ok(())
 }

@@ -5,7 +5,8 @@
 //! * [`attention`]: prefill and decode, with grouped heads, masks and sinks.
 //! * [`project`] and [`project_gated`]: several of them for the same activations.
 //! * [`take_rows`] and [`argmax`]: where a token becomes an embedding, and logits a token.
-//! * [`rms_norm`], [`add_rms_norm`], [`layer_norm`], [`rope`], [`gated`], [`softcap`].
+//! * [`rms_norm`], [`add_rms_norm`], [`layer_norm`], [`rope`], [`rotate`], [`activate`],
+//!   [`gated`], [`softcap`].
 //! * [`add`], [`add_gated`], [`scale`], [`relu2`], [`take_columns`]: what models do in between.
 //! * [`gated_delta`], [`mamba2`]: recurrent layers between their projections.
 //! * [`causal_conv`]: the short convolution in front of them, alone.
@@ -37,7 +38,7 @@ mod simd;
 mod softcap;
 pub mod threads;
 
-pub use activation::{Activation, gated};
+pub use activation::{Activation, activate, gated};
 pub use attention::{
     AttentionOptions, AttentionShape, FloatType, Heads, Mask, OutputOrder, PackedHeads, PackedRow,
     attention, attention_packed, expect_attention, pack_rows,
@@ -56,7 +57,7 @@ pub use moe::{ExpertGroups, Routes};
 pub use norm::{add_rms_norm, layer_norm, rms_norm};
 pub use quantize::{ScalesMut, quantize};
 pub use residual::{add, add_gated, relu2, scale, take_columns};
-pub use rope::{Frequencies, RopeOptions, rope};
+pub use rope::{Frequencies, RopeOptions, Turns, rope, rotate};
 pub use simd::Level;
 pub use softcap::softcap;
 pub use threads::Expectation;

@@ -85,6 +85,56 @@ fn table(inverse: &[f32], scale: f32, offset: i32, length: usize) -> Rc<Table> {
 /// Elements that one task takes at least.
 const TASK: usize = 8192;
 
+/// Angles by which vectors are turned.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Turns<'a> {
+    /// The cosines, `[length, parts, pairs]`.
+    pub cos: &'a [f32],
+    /// The sines, `[length, parts, pairs]`.
+    pub sin: &'a [f32],
+    /// Parts of one length, of which a vector consists.
+    pub parts: usize,
+    /// How many pairs of a part are turned: its element `i` with element `i + pairs`.
+    pub pairs: usize,
+}
+
+/// Turns the vectors `x`, `[batch, heads, length, dim]` by any strides, by angles that are known;
+/// `out` has that shape without gaps. Elements of a part behind its pairs stay.
+///
+/// # Errors
+/// When `dim` is not so many parts, there are more pairs than half of one, a slice is too short,
+/// or `out` or a table has another length.
+pub fn rotate<T: Element>(
+    out: &mut [T],
+    x: Heads<'_, T>,
+    [batch, heads, length, dim]: [usize; 4],
+    turns: Turns<'_>,
+) -> Result<()> {
+    let (parts, pairs) = (turns.parts, turns.pairs);
+    check(
+        parts > 0 && dim.is_multiple_of(parts),
+        "rotate: parts",
+        "a divisor of dim",
+        parts,
+    )?;
+    check(
+        pairs <= dim / parts / 2,
+        "rotate: pairs",
+        "at most half of a part",
+        pairs,
+    )?;
+    x.check("rotate: x", [batch, heads, length], dim)?;
+    let size = product("rotate: out", &[batch, heads, length, dim])?;
+    check_len("rotate: out", size, out.len())?;
+    let size = product("rotate: turns", &[length, parts, pairs])?;
+    check_len("rotate: cos", size, turns.cos.len())?;
+    check_len("rotate: sin", size, turns.sin.len())?;
+    if !out.is_empty() {
+        turn(out, x, [heads, length, dim], false, &[turns]);
+    }
+    Ok(())
+}
+
 /// Turns the vectors `x`, `[batch, heads, length, dim]` by any strides, by their positions;
 /// `out` has that shape without gaps.
 ///
@@ -141,21 +191,37 @@ pub fn rope<T: Element>(
         .iter()
         .map(|&offset| table(&inverse, scale, offset, length))
         .collect();
-    let tables: SmallVec<[(&[f32], &[f32]); 4]> =
-        tables.iter().map(|t| (&t.cos[..], &t.sin[..])).collect();
+    let turns = tables.iter().map(|table| Turns {
+        cos: &table.cos,
+        sin: &table.sin,
+        parts: 1,
+        pairs: half,
+    });
+    let turns: SmallVec<[Turns<'_>; 4]> = turns.collect();
+    turn(out, x, [heads, length, dim], traditional, &turns);
+    Ok(())
+}
+
+/// Turns all vectors: `turns` are those of all sequences, or of each, of as many parts and pairs.
+fn turn<T: Element>(
+    out: &mut [T],
+    x: Heads<'_, T>,
+    sizes: [usize; 3],
+    neighbours: bool,
+    turns: &[Turns<'_>],
+) {
     let level = Level::current();
+    let dim = sizes[2];
     parallel_chunks(out, TASK.div_ceil(dim) * dim, |first, out| {
         level.dispatch(Turn {
             x,
-            sizes: [heads, length, dim],
+            sizes,
             first: first / dim,
             out,
-            tables: &tables,
-            half,
-            neighbours: traditional,
+            turns,
+            neighbours,
         });
     });
-    Ok(())
 }
 
 /// Vectors from the `first` on, each turned by its position.
@@ -165,9 +231,8 @@ struct Turn<'a, T> {
     sizes: [usize; 3],
     first: usize,
     out: &'a mut [T],
-    /// Cosines and sines, for all sequences or for each.
-    tables: &'a [(&'a [f32], &'a [f32])],
-    half: usize,
+    /// For all sequences or for each.
+    turns: &'a [Turns<'a>],
     neighbours: bool,
 }
 
@@ -175,19 +240,24 @@ impl<T: Element> Kernel for Turn<'_, T> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let ([heads, length, dim], half) = (self.sizes, self.half);
+        let [heads, length, dim] = self.sizes;
         for (i, out) in self.out.chunks_exact_mut(dim).enumerate() {
             let row = self.first + i;
             let (b, h, l) = (row / (heads * length), row / length % heads, row % length);
-            let (cos, sin) = self.tables[if self.tables.len() == 1 { 0 } else { b }];
-            let turn = Rotate {
-                x: &self.x.at(b, h, l)[..dim],
-                out,
-                cos: &cos[l * half..(l + 1) * half],
-                sin: &sin[l * half..(l + 1) * half],
-                neighbours: self.neighbours,
-            };
-            turn.run(s);
+            let turns = self.turns[if self.turns.len() == 1 { 0 } else { b }];
+            let (x, part) = (&self.x.at(b, h, l)[..dim], dim / turns.parts);
+            let parts = x.chunks_exact(part).zip(out.chunks_exact_mut(part));
+            for (p, (x, out)) in parts.enumerate() {
+                let table = (l * turns.parts + p) * turns.pairs;
+                let turn = Rotate {
+                    x,
+                    out,
+                    cos: &turns.cos[table..table + turns.pairs],
+                    sin: &turns.sin[table..table + turns.pairs],
+                    neighbours: self.neighbours,
+                };
+                turn.run(s);
+            }
         }
     }
 }

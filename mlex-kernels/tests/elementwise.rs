@@ -5,8 +5,8 @@ mod common;
 use common::{ACTIVATIONS, Random, Values, activation, at_every_level, epsilon};
 use half::{bf16, f16};
 use mlex_kernels::{
-    Activation, Element, Frequencies, Heads, RopeOptions, add_rms_norm, gated, layer_norm,
-    rms_norm, rope,
+    Activation, Element, Frequencies, Heads, RopeOptions, Turns, activate, add_rms_norm, gated,
+    layer_norm, rms_norm, rope, rotate,
 };
 use proptest::prelude::*;
 
@@ -166,6 +166,55 @@ fn check_rope<T: Element>(shape: [usize; 4], dims: usize, seed: u64) {
     });
 }
 
+fn check_rotate<T: Element>(shape: [usize; 4], [parts, pairs]: [usize; 2], seed: u64) {
+    let mut r = Random::new(seed);
+    let [batch, heads, length, part] = shape;
+    let dim = part * parts;
+    let x: Vec<T> = r.floats(batch * heads * length * dim);
+    // `[batch, length, heads, dim]`, as a projection has them.
+    let strides = [length * heads * dim, dim, heads * dim];
+    let angles: Vec<f64> = (0..length * parts * pairs)
+        .map(|_| f64::from(r.float()) * 9.0)
+        .collect();
+    let table = |of: fn(f64) -> f64| -> Vec<f32> { angles.iter().map(|&x| of(x) as f32).collect() };
+    let (cos, sin) = (table(f64::cos), table(f64::sin));
+    let turns = Turns {
+        cos: &cos,
+        sin: &sin,
+        parts,
+        pairs,
+    };
+    let shape = [batch, heads, length, dim];
+    at_every_level(|level| {
+        let mut out = vec![T::from_f32(f32::NAN); x.len()];
+        rotate(&mut out, Heads { data: &x, strides }, shape, turns).expect("valid");
+        for (n, &found) in out.iter().enumerate() {
+            let (row, i) = (n / dim, n % dim);
+            let (b, h, l) = (row / (heads * length), row / length % heads, row % length);
+            let from = &x[b * strides[0] + h * strides[1] + l * strides[2]..][..dim];
+            let get = |i: usize| f64::from(from[i].to_f32());
+            let (p, within) = (i / part, i % part);
+            let angle = |pair: usize| angles[(l * parts + p) * pairs + pair];
+            let expected = if within < pairs {
+                let angle = angle(within);
+                get(i) * angle.cos() - get(i + pairs) * angle.sin()
+            } else if within < 2 * pairs {
+                let angle = angle(within - pairs);
+                get(i - pairs) * angle.sin() + get(i) * angle.cos()
+            } else {
+                get(i)
+            };
+            close(
+                found,
+                expected,
+                4e-6,
+                1.1,
+                &format!("{level:?} {shape:?} {n}"),
+            );
+        }
+    });
+}
+
 #[test]
 fn activations_are_accurate() {
     // GeluTanh's exponent is a cubic of x, whose rounding is 1e-6 and more of the result where
@@ -207,6 +256,12 @@ fn check_gated<T: Element>(length: usize, seed: u64) {
         at_every_level(|level| {
             let mut out = vec![T::from_f32(f32::NAN); length];
             gated(&mut out, &gate, &up, kind).expect("valid");
+            let ones = vec![T::from_f32(1.0); length];
+            let [mut alone, mut by_one] = [out.clone(), out.clone()];
+            activate(&mut alone, &gate, kind).expect("valid");
+            gated(&mut by_one, &gate, &ones, kind).expect("valid");
+            let bits = |x: &[T]| -> Vec<u32> { x.iter().map(|x| x.to_f32().to_bits()).collect() };
+            assert_eq!(bits(&alone), bits(&by_one), "{level:?} {kind:?}");
             for i in 0..length {
                 let expected =
                     activation(kind, f64::from(gate[i].to_f32())) * f64::from(up[i].to_f32());
@@ -262,6 +317,20 @@ proptest! {
     }
 
     #[test]
+    fn rotations_by_given_angles(
+        shape in [0usize..3, 1usize..4, 0usize..6, 1usize..80],
+        parts in 1usize..4,
+        seed: u64,
+    ) {
+        let sizes = [parts, seed as usize / 16 % (shape[3] / 2 + 1)];
+        match seed % 3 {
+            0 => check_rotate::<f32>(shape, sizes, seed),
+            1 => check_rotate::<f16>(shape, sizes, seed),
+            _ => check_rotate::<bf16>(shape, sizes, seed),
+        }
+    }
+
+    #[test]
     fn gates(length in 0usize..100, seed: u64) {
         match seed % 3 {
             0 => check_gated::<f32>(length, seed),
@@ -277,6 +346,7 @@ fn more_rows_than_a_task() {
     check_sums::<bf16>(40, 576, 0.22, 4);
     check_gated::<f32>(20_000, 1);
     check_rope::<f32>([2, 9, 30, 64], 64, 5);
+    check_rotate::<bf16>([1, 12, 40, 32], [2, 16], 6);
 }
 
 #[test]
@@ -312,6 +382,20 @@ fn wrong_arguments_are_refused() {
     assert!(rms_norm(&mut out, &x, 4, Some((&x[..3]).into()), 1e-5).is_err());
     assert!(layer_norm(&mut out, &x, 4, None, Some((&x[..5]).into()), 1e-5).is_err());
     assert!(gated(&mut out, &x, &x[1..], Activation::Silu).is_err());
+    assert!(activate(&mut out, &x[1..], Activation::Silu).is_err());
+    let turn = |parts: usize, pairs: usize, [cos, sin]: [usize; 2], out: &mut [f32]| {
+        let turns = Turns {
+            cos: &x[..cos],
+            sin: &x[..sin],
+            parts,
+            pairs,
+        };
+        rotate(out, Heads::contiguous(&x, 1, 1, 12), [1, 1, 1, 12], turns)
+    };
+    assert!(turn(2, 3, [6; 2], &mut out).is_ok() && turn(1, 0, [0; 2], &mut out).is_ok());
+    assert!(turn(0, 3, [6; 2], &mut out).is_err() && turn(5, 1, [5; 2], &mut out).is_err());
+    assert!(turn(2, 4, [8; 2], &mut out).is_err() && turn(2, 3, [6; 2], &mut out[1..]).is_err());
+    assert!(turn(2, 3, [5, 6], &mut out).is_err() && turn(2, 3, [6, 5], &mut out).is_err());
     let sums = |sizes: [usize; 4], size: usize, weight: usize| {
         let [mut sum, mut normed] = [0, 1].map(|i| vec![0f32; sizes[i]]);
         let inputs = [&x[..sizes[2]], &x[..sizes[3]]];

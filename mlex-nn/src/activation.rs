@@ -11,7 +11,7 @@ use crate::{Linear, Result, Weights, host};
 /// # Errors
 /// When MLX refuses the dtype.
 pub fn silu(x: &Array) -> Result<Array> {
-    Ok(Activation::Silu.of(x)?)
+    Activation::Silu.apply(x)
 }
 
 /// The Gaussian error linear unit, `x * Phi(x)`, with the error function.
@@ -19,7 +19,7 @@ pub fn silu(x: &Array) -> Result<Array> {
 /// # Errors
 /// When MLX refuses the dtype.
 pub fn gelu(x: &Array) -> Result<Array> {
-    Ok(Activation::Gelu.of(x)?)
+    Activation::Gelu.apply(x)
 }
 
 /// The same by tanh: `0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
@@ -27,7 +27,7 @@ pub fn gelu(x: &Array) -> Result<Array> {
 /// # Errors
 /// When MLX refuses the dtype.
 pub fn gelu_tanh(x: &Array) -> Result<Array> {
-    Ok(Activation::GeluTanh.of(x)?)
+    Activation::GeluTanh.apply(x)
 }
 
 /// The same by a sigmoid: `x * sigmoid(1.702 x)`.
@@ -63,6 +63,17 @@ pub enum Activation {
 }
 
 impl Activation {
+    /// `activation(x)`.
+    ///
+    /// # Errors
+    /// When MLX refuses the dtype.
+    pub fn apply(self, x: &Array) -> Result<Array> {
+        if let Some(y) = host::activate(self, x)? {
+            return Ok(y);
+        }
+        chain::call(Chain::Alone(self), std::slice::from_ref(x))
+    }
+
     /// `activation(gate) * up`.
     ///
     /// # Errors

@@ -10,6 +10,8 @@ use crate::{Result, host};
 /// A function of one or two arrays of the same shape.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Chain {
+    /// `activation(x)`.
+    Alone(Activation),
     /// `activation(gate) * up`.
     Gated(Activation),
     /// `cap * tanh(x / cap)`.
@@ -20,6 +22,7 @@ impl Chain {
     /// The chain by MLX's operations.
     pub(crate) fn apply(self, inputs: &[Array]) -> mlex_core::Result<Array> {
         match (self, inputs) {
+            (Self::Alone(activation), [x]) => activation.of(x),
             (Self::Gated(activation), [gate, up]) => activation.of(gate)?.multiply(up),
             (Self::Softcap(cap), [x]) => x.divide(cap)?.tanh()?.multiply(cap),
             // `call` is given as many as there are.
@@ -86,6 +89,7 @@ mod tests {
     /// Compares all chains on `device`, where numbers may be off by a part of their size.
     fn check(device: Device, tolerance: impl Fn(Dtype) -> f32) -> Result<()> {
         let chains = [
+            Chain::Alone(Activation::GeluTanh),
             Chain::Gated(Activation::Silu),
             Chain::Gated(Activation::Gelu),
             Chain::Gated(Activation::GeluTanh),

@@ -6,7 +6,10 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use mlex_core::{Array, Dtype, random};
-use mlex_nn::{LazyTensor, QuantizationConfig, RmsNorm, Weights, add_normed, dispatch, softcap};
+use mlex_nn::{
+    Activation, LazyTensor, QuantizationConfig, RmsNorm, Rotations, Weights, add_normed, dispatch,
+    softcap,
+};
 
 /// Kernels are turned on and off for the whole process.
 static SWITCH: Mutex<()> = Mutex::new(());
@@ -108,6 +111,43 @@ fn logits_are_bounded_softly() {
         for shape in [&[1, 1, 1000][..], &[2, 3, 17], &[0, 4]] {
             let x = normal(7, shape, dtype).multiply(20.0).unwrap();
             let results = both(|| vec![softcap(&x, 30.0).unwrap()]);
+            assert_close(results, dtype, tolerance);
+        }
+    }
+}
+
+#[test]
+fn activations_alone() {
+    for (dtype, tolerance) in TYPES {
+        for shape in [&[1, 1, 1000][..], &[2, 3, 17], &[0, 4], &[5]] {
+            let x = normal(8, shape, dtype).multiply(3.0).unwrap();
+            for activation in [
+                Activation::Silu,
+                Activation::Gelu,
+                Activation::GeluTanh,
+                Activation::Sigmoid,
+            ] {
+                let results = both(|| vec![activation.apply(&x).unwrap()]);
+                assert_close(results, dtype, tolerance);
+            }
+        }
+    }
+}
+
+#[test]
+fn heads_turn_in_parts() {
+    for (dtype, tolerance) in TYPES {
+        // Of three parts of ten entries, eight turn in pairs.
+        for (parts, part, pairs, length) in [(1, 16, 8, 5), (2, 32, 16, 7), (3, 10, 4, 4)] {
+            let angles: Vec<f32> = (0..length * parts * pairs)
+                .map(|n| n as f32 * 0.7)
+                .collect();
+            let rotations =
+                Rotations::of_parts(&angles, parts as usize, pairs as usize, 0.5).unwrap();
+            // Heads behind positions, as a projection has them.
+            let x = normal(9, &[2, length, 3, parts * part], dtype);
+            let x = x.transpose(&[0, 2, 1, 3]).unwrap();
+            let results = both(|| vec![rotations.apply(&x).unwrap()]);
             assert_close(results, dtype, tolerance);
         }
     }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use mlex_core::{Array, Dtype};
-use mlex_nn::{Cache, KvCache, Mask, Offset, Rope, RopeConfig, RopeScaling};
+use mlex_nn::{Cache, KvCache, Mask, Offset, Rope, RopeConfig, RopeScaling, Rotations};
 
 fn values(count: usize, shape: &[i32]) -> Array {
     let values: Vec<f32> = (0..count).map(|n| (n as f32 * 0.37).sin()).collect();
@@ -62,6 +62,26 @@ fn each_pair_turns_by_its_direction() {
             assert!((found[1] - expected[1]).abs() < 1e-5);
         }
     }
+}
+
+#[test]
+fn each_part_of_a_head_turns_by_its_angles() {
+    let x = values(2 * 3 * 8, &[1, 2, 3, 8]);
+    // Two parts of four entries, of each of which one pair turns; what turns is halved.
+    let angles = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0];
+    let rotations = Rotations::of_parts(&angles, 2, 1, 0.5).unwrap();
+    let found: Vec<f32> = rotations.apply(&x).unwrap().to_vec().unwrap();
+    let x: Vec<f32> = x.to_vec().unwrap();
+    for (n, (found, x)) in found.chunks(4).zip(x.chunks(4)).enumerate() {
+        let (sin, cos) = angles[n % 6].sin_cos();
+        let [first, second] = [x[0] * cos - x[1] * sin, x[1] * cos + x[0] * sin];
+        let expected = [first / 2.0, second / 2.0, x[2], x[3]];
+        for (found, expected) in found.iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-5, "{n}");
+        }
+    }
+    assert!(Rotations::of_parts(&angles, 4, 1, 1.0).is_err());
+    assert!(Rotations::of_parts(&angles, 0, 1, 1.0).is_err());
 }
 
 #[test]

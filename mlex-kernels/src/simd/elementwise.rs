@@ -331,6 +331,40 @@ impl<T: Vector> Kernel for Gated<'_, T> {
     }
 }
 
+/// `out = f(x)`
+pub(crate) struct Activate<'a, T> {
+    pub(crate) x: &'a [T],
+    pub(crate) out: &'a mut [T],
+    pub(crate) function: Gate,
+}
+
+impl<T: Vector> Kernel for Activate<'_, T> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        match self.function {
+            Gate::Silu => each_alone::<S, T, Silu>(s, self),
+            Gate::GeluTanh => each_alone::<S, T, GeluTanh>(s, self),
+            Gate::Gelu => each_alone::<S, T, Gelu>(s, self),
+            Gate::Sigmoid => each_alone::<S, T, Sigmoid>(s, self),
+        }
+    }
+}
+
+#[inline(always)]
+fn each_alone<S: Simd, T: Vector, F: Function>(s: S, job: Activate<'_, T>) {
+    let Activate { x, out, .. } = job;
+    let length = out.len();
+    assert!(x.len() == length);
+    // SAFETY: `i + n <= length`.
+    unsafe {
+        vectors!(S, length, |i, n| {
+            let v = F::apply(s, load(s, x.as_ptr().add(i), n));
+            store(s, out.as_mut_ptr().add(i), n, v);
+        });
+    }
+}
+
 /// `to = f(gate) * up`, of products in f32: each plus its bias is rounded to the element type
 /// first, as a layer's output is.
 pub(crate) struct NarrowGated<'a, T> {

@@ -224,22 +224,19 @@ impl GemmaTower {
     }
 
     /// The rotations of the first half of a head, by the column, and of the second, by the row.
-    fn rotations(&self, rows: i32, columns: i32) -> Result<[Rotations; 2]> {
+    fn rotations(&self, rows: i32, columns: i32) -> Result<Rotations> {
         let pairs = self.config.head_dim / 4;
         let theta = self.config.rope_parameters.rope_theta;
         let scales: Vec<f32> = (0..pairs)
             .map(|pair| theta.powf(pair as f32 / pairs as f32))
             .collect();
-        let angles = |position: fn(i32, i32) -> i32| {
-            let places = (0..rows).flat_map(|row| (0..columns).map(move |column| (column, row)));
-            let angles = places.flat_map(|(column, row)| {
-                let position = position(column, row) as f32;
-                scales.iter().map(move |scale| position / scale)
-            });
-            let angles: Vec<f32> = angles.collect();
-            Rotations::new(&angles, pairs as usize, 1.0)
-        };
-        Ok([angles(|column, _| column)?, angles(|_, row| row)?])
+        let places = (0..rows).flat_map(|row| (0..columns).map(move |column| [column, row]));
+        let angles = places.flatten().flat_map(|position| {
+            let position = position as f32;
+            scales.iter().map(move |scale| position / scale)
+        });
+        let angles: Vec<f32> = angles.collect();
+        Ok(Rotations::of_parts(&angles, 2, pairs as usize, 1.0)?)
     }
 
     /// The mean of each square of patches times the root of the width, `[tokens, D]`.
@@ -259,6 +256,8 @@ struct Layer {
     o_proj: ClippedLinear,
     q_norm: RmsNorm,
     k_norm: RmsNorm,
+    /// Without a weight: of ones.
+    v_norm: RmsNorm,
     gate_proj: ClippedLinear,
     up_proj: ClippedLinear,
     down_proj: ClippedLinear,
@@ -279,13 +278,16 @@ impl Layer {
         let keys = config.num_key_value_heads * config.head_dim;
         let norm = |name| RmsNorm::load(&weights.pp(name), hidden, config.rms_norm_eps);
         let head_norm = |name| RmsNorm::load(&attn.pp(name), config.head_dim, HEAD_EPS);
+        let q_norm = attn.pp("q_norm").get_float("weight", &[config.head_dim])?;
+        let ones = Array::ones(&[config.head_dim], q_norm.dtype())?;
         Ok(Self {
             q_proj: linear(attn.pp("q_proj"), hidden, queries)?,
             k_proj: linear(attn.pp("k_proj"), hidden, keys)?,
             v_proj: linear(attn.pp("v_proj"), hidden, keys)?,
             o_proj: linear(attn.pp("o_proj"), queries, hidden)?,
-            q_norm: head_norm("q_norm")?,
+            q_norm: RmsNorm::new(q_norm, HEAD_EPS),
             k_norm: head_norm("k_norm")?,
+            v_norm: RmsNorm::new(ones, HEAD_EPS),
             gate_proj: linear(mlp.pp("gate_proj"), hidden, inner)?,
             up_proj: linear(mlp.pp("up_proj"), hidden, inner)?,
             down_proj: linear(mlp.pp("down_proj"), inner, hidden)?,
@@ -296,28 +298,20 @@ impl Layer {
         })
     }
 
-    fn forward(&self, x: &Array, rotations: &[Rotations; 2], config: &Config) -> Result<Array> {
+    fn forward(&self, x: &Array, rotations: &Rotations, config: &Config) -> Result<Array> {
         let attended = self.attend(&self.input_layernorm.forward(x)?, rotations, config)?;
         let x = x.add(&self.post_attention_layernorm.forward(&attended)?)?;
         let fed = self.feed(&self.pre_feedforward_layernorm.forward(&x)?)?;
         Ok(x.add(&self.post_feedforward_layernorm.forward(&fed)?)?)
     }
 
-    fn attend(&self, x: &Array, rotations: &[Rotations; 2], config: &Config) -> Result<Array> {
+    fn attend(&self, x: &Array, rotations: &Rotations, config: &Config) -> Result<Array> {
         let heads = |x: Array| -> Result<Array> { Ok(x.unflatten(-1, &[-1, config.head_dim])?) };
-        let rotated = |x: Array| -> Result<Array> {
-            let x = x.transpose(&[0, 2, 1, 3])?;
-            let half = config.head_dim / 2;
-            let [columns, rows] = rotations;
-            let parts = [
-                columns.apply(&x.slice_axis(-1, 0, half)?)?,
-                rows.apply(&x.slice_axis(-1, half, config.head_dim)?)?,
-            ];
-            Ok(Array::concatenate(&parts, -1)?)
-        };
+        let rotated =
+            |x: Array| -> Result<Array> { Ok(rotations.apply(&x.transpose(&[0, 2, 1, 3])?)?) };
         let queries = rotated(self.q_norm.forward(&heads(self.q_proj.forward(x)?)?)?)?;
         let keys = rotated(self.k_norm.forward(&heads(self.k_proj.forward(x)?)?)?)?;
-        let values = heads(self.v_proj.forward(x)?)?.rms_norm(None, HEAD_EPS)?;
+        let values = self.v_norm.forward(&heads(self.v_proj.forward(x)?)?)?;
         let values = values.transpose(&[0, 2, 1, 3])?;
         // The norm of the queries has the scale.
         let output = attend(&queries, &keys, &values, 1.0)?;

@@ -1,10 +1,21 @@
-//! Gated activations.
+//! Activations, and what they gate.
 
 use mlex_core::Array;
 use mlex_kernels::Activation as Kernel;
 
 use super::sequence::Sequence;
 use crate::{Activation, Result};
+
+/// `activation(x)`.
+pub(crate) fn activate(activation: Activation, x: &Array) -> Result<Option<Array>> {
+    let Some((mut sequence, value)) = Sequence::start(x)? else {
+        return Ok(None);
+    };
+    match sequence.activate(activation, value) {
+        Some(y) => Ok(sequence.finish(&[y])?.pop()),
+        None => Ok(None),
+    }
+}
 
 /// `activation(gate) * up`.
 pub(crate) fn gated(activation: Activation, gate: &Array, up: &Array) -> Result<Option<Array>> {

@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use mlex_core::{Array, Device, Dtype, Element, Error, ErrorKind, HostView, HostViewMut, Stream};
 use mlex_kernels::{Floats, KernelError};
 
-pub(crate) use activation::gated;
+pub(crate) use activation::{activate, gated};
 pub use attend::Attend;
 pub(crate) use attend::attend;
 pub(crate) use attention::attention;
@@ -52,7 +52,7 @@ pub(crate) use quantize::quantize;
 pub(crate) use recurrent::Columns;
 pub use replay::Replay;
 pub(crate) use residual::{add_normed, record_add_normed};
-pub(crate) use rope::{RopeKernel, rope};
+pub(crate) use rope::{RopeKernel, rope, rotate};
 pub use sequence::{Sequence, Value};
 pub(crate) use softcap::softcap;
 pub use update::CacheUpdate;

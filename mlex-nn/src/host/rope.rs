@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mlex_core::{Array, HostView, HostViewMut};
-use mlex_kernels::{Frequencies, Heads, RopeOptions};
+use mlex_kernels::{Frequencies, Heads, RopeOptions, Turns};
 
 use super::sequence::{Sequence, Step};
 use super::{applies, by_dtype, heads, kernel_error, size};
@@ -36,6 +36,59 @@ pub(crate) fn rope(x: &Array, kernel: &RopeKernel, offsets: &[i32]) -> Result<Op
     Ok(sequence.finish(&[y])?.pop())
 }
 
+/// Rotates each of `parts` parts of the heads of `x` `[B, H, L, D]` by the angles whose cosines
+/// and sines are f32 `[L, parts, pairs]`.
+pub(crate) fn rotate(x: &Array, [cos, sin]: [&Array; 2]) -> Result<Option<Array>> {
+    let &[length, parts, pairs] = cos.shape() else {
+        return Ok(None);
+    };
+    let shape = x.shape();
+    let fits = shape.len() == 4 && shape[2] == length && parts > 0 && shape[3] % parts == 0;
+    if !applies(x)? || !fits || 2 * pairs > shape[3] / parts {
+        return Ok(None);
+    }
+    let mut sequence = Sequence::default();
+    let value = sequence.input_with(x, false);
+    let tables = [sequence.input(cos), sequence.input(sin)];
+    let y = sequence.output(x.shape(), x.dtype());
+    sequence.step(RotateStep, &[value, tables[0], tables[1]], &[y]);
+    Ok(sequence.finish(&[y])?.pop())
+}
+
+struct RotateStep;
+
+impl Step for RotateStep {
+    fn name(&self) -> &'static str {
+        "rotate"
+    }
+
+    fn run(
+        &self,
+        inputs: &[HostView<'_>],
+        outputs: &mut [HostViewMut<'_>],
+    ) -> mlex_core::Result<()> {
+        let [x, cos, sin] = [inputs[0], inputs[1], inputs[2]];
+        let turns = Turns {
+            cos: cos.as_slice()?,
+            sin: sin.as_slice()?,
+            parts: size(cos.shape()[1]),
+            pairs: size(cos.shape()[2]),
+        };
+        by_dtype!(x.dtype(), T => {
+            let (data, strides) = heads::<T>(&x)?;
+            let heads = Heads { data: &data, strides };
+            mlex_kernels::rotate(outputs[0].as_mut_slice::<T>()?, heads, sizes(&x), turns)
+        })
+        .map_err(kernel_error("rotate"))
+    }
+}
+
+/// The four sizes of an input.
+fn sizes(x: &HostView<'_>) -> [usize; 4] {
+    let shape = x.shape();
+    [0, 1, 2, 3].map(|axis| size(shape[axis]))
+}
+
 struct RopeStep {
     kernel: RopeKernel,
     offsets: Vec<i32>,
@@ -52,7 +105,6 @@ impl Step for RopeStep {
         outputs: &mut [HostViewMut<'_>],
     ) -> mlex_core::Result<()> {
         let x = inputs[0];
-        let shape = x.shape();
         let options = RopeOptions {
             dims: size(self.kernel.dims),
             traditional: self.kernel.traditional,
@@ -60,16 +112,10 @@ impl Step for RopeStep {
             scale: self.kernel.scale,
             offsets: &self.offsets,
         };
-        let sizes = [
-            size(shape[0]),
-            size(shape[1]),
-            size(shape[2]),
-            size(shape[3]),
-        ];
         by_dtype!(x.dtype(), T => {
             let (data, strides) = heads::<T>(&x)?;
             let heads = Heads { data: &data, strides };
-            mlex_kernels::rope(outputs[0].as_mut_slice::<T>()?, heads, sizes, options)
+            mlex_kernels::rope(outputs[0].as_mut_slice::<T>()?, heads, sizes(&x), options)
         })
         .map_err(kernel_error("rope"))
     }

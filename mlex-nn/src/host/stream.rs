@@ -22,6 +22,12 @@ impl Sequence {
         self.elementwise(Elementwise::Relu2, &[x])
     }
 
+    /// `activation(x)`; none as for [`scale`](Self::scale).
+    pub fn activate(&mut self, activation: Activation, x: Value) -> Option<Value> {
+        let step = Elementwise::Activated(activation::kernel(activation));
+        self.elementwise(step, &[x])
+    }
+
     /// `activation(gate) * up`; none as for [`add`](Self::add).
     pub fn gate(&mut self, activation: Activation, gate: Value, up: Value) -> Option<Value> {
         let step = Elementwise::Gated(activation::kernel(activation));
@@ -85,6 +91,7 @@ enum Elementwise {
     Add(f32),
     AddGated,
     Relu2,
+    Activated(mlex_kernels::Activation),
     Gated(mlex_kernels::Activation),
     Columns {
         period: usize,
@@ -100,6 +107,7 @@ impl Step for Elementwise {
             Self::Add(_) => "add",
             Self::AddGated => "add_gated",
             Self::Relu2 => "relu2",
+            Self::Activated(_) => "activated",
             Self::Gated(_) => "gated",
             Self::Columns { .. } => "columns",
         }
@@ -121,6 +129,7 @@ impl Step for Elementwise {
                     mlex_kernels::add_gated(out, x, input(1)?, input(2)?, columns(&inputs[0]))
                 }
                 Self::Relu2 => mlex_kernels::relu2(out, x),
+                Self::Activated(function) => mlex_kernels::activate(out, x, function),
                 Self::Gated(function) => mlex_kernels::gated(out, x, input(1)?, function),
                 Self::Columns {
                     period,

@@ -7,7 +7,8 @@
 //! * [`take_rows`] and [`argmax`]: where a token becomes an embedding, and logits a token.
 //! * [`rms_norm`], [`add_rms_norm`], [`layer_norm`], [`rope`], [`rotate`], [`activate`],
 //!   [`gated`], [`softcap`].
-//! * [`add`], [`add_gated`], [`scale`], [`relu2`], [`take_columns`]: what models do in between.
+//! * [`add`], [`add_gated`], [`scale`], [`clip`], [`relu2`], [`take_columns`]: what models do in
+//!   between.
 //! * [`gated_delta`], [`mamba2`]: recurrent layers between their projections.
 //! * [`causal_conv`]: the short convolution in front of them, alone.
 //! * [`Routes`]: which rows go to which expert of a mixture.
@@ -56,7 +57,7 @@ pub use matmul::{
 pub use moe::{ExpertGroups, Routes};
 pub use norm::{add_rms_norm, layer_norm, rms_norm};
 pub use quantize::{ScalesMut, quantize};
-pub use residual::{add, add_gated, relu2, scale, take_columns};
+pub use residual::{add, add_gated, clip, relu2, scale, take_columns};
 pub use rope::{Frequencies, RopeOptions, Turns, rope, rotate};
 pub use simd::Level;
 pub use softcap::softcap;

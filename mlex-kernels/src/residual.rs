@@ -2,7 +2,7 @@
 
 use crate::error::{check, check_len, product};
 use crate::simd::Level;
-use crate::simd::elementwise::{Add, Scale};
+use crate::simd::elementwise::{Add, Clip, Scale};
 use crate::threads::parallel_chunks;
 use crate::{Element, Result};
 
@@ -20,6 +20,22 @@ pub fn scale<T: Element>(out: &mut [T], x: &[T], factor: f32) -> Result<()> {
     parallel_chunks(out, TASK, |first, out| {
         let x = &x[first..first + out.len()];
         level.dispatch(Scale { x, factor, out });
+    });
+    Ok(())
+}
+
+/// `out = min(max(x, least), largest)`, the bounds rounded to the element type as MLX does it; what
+/// is not a number stays so.
+///
+/// # Errors
+/// When the slices differ in length.
+pub fn clip<T: Element>(out: &mut [T], x: &[T], [least, largest]: [f32; 2]) -> Result<()> {
+    check_len("clip: x", out.len(), x.len())?;
+    let bounds = [least, largest].map(|bound| T::from_f32(bound).to_f32());
+    let level = Level::current();
+    parallel_chunks(out, TASK, |first, out| {
+        let x = &x[first..first + out.len()];
+        level.dispatch(Clip { x, bounds, out });
     });
     Ok(())
 }

@@ -5,8 +5,8 @@ mod common;
 use common::{ACTIVATIONS, Random, Values, activation, at_every_level, epsilon};
 use half::{bf16, f16};
 use mlex_kernels::{
-    Activation, Element, Frequencies, Heads, RopeOptions, Turns, activate, add_rms_norm, gated,
-    layer_norm, rms_norm, rope, rotate,
+    Activation, Element, Frequencies, Heads, RopeOptions, Turns, activate, add_rms_norm, clip,
+    gated, layer_norm, rms_norm, rope, rotate,
 };
 use proptest::prelude::*;
 
@@ -249,6 +249,43 @@ fn activations_are_accurate() {
     }
 }
 
+fn check_clip<T: Element>(length: usize, seed: u64) {
+    let mut r = Random::new(seed);
+    let mut x: Vec<T> = r.floats(length);
+    for (n, special) in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY]
+        .into_iter()
+        .enumerate()
+    {
+        if let Some(x) = x.get_mut(n * 19) {
+            *x = T::from_f32(special);
+        }
+    }
+    // Numbers that no half type has.
+    let bounds = [-0.3 - r.float().abs(), 0.3 + r.float().abs()];
+    for bounds in [bounds, [f32::NEG_INFINITY, f32::INFINITY], [0.0, 0.0]] {
+        let [least, largest] = bounds.map(|bound| T::from_f32(bound).to_f32());
+        at_every_level(|level| {
+            let mut out = vec![T::from_f32(0.5); length];
+            clip(&mut out, &x, bounds).expect("valid");
+            for (found, x) in out.iter().zip(&x) {
+                let (found, x) = (found.to_f32(), x.to_f32());
+                let expected = if x < least {
+                    least
+                } else if x > largest {
+                    largest
+                } else {
+                    x
+                };
+                let both_none = found.is_nan() && expected.is_nan();
+                assert!(
+                    found == expected || both_none,
+                    "{level:?}: {x} in {bounds:?}: {found}"
+                );
+            }
+        });
+    }
+}
+
 fn check_gated<T: Element>(length: usize, seed: u64) {
     let mut r = Random::new(seed);
     let (gate, up): (Vec<T>, Vec<T>) = (r.floats(length), r.floats(length));
@@ -331,6 +368,15 @@ proptest! {
     }
 
     #[test]
+    fn bounds(length in 0usize..100, seed: u64) {
+        match seed % 3 {
+            0 => check_clip::<f32>(length, seed),
+            1 => check_clip::<f16>(length, seed),
+            _ => check_clip::<bf16>(length, seed),
+        }
+    }
+
+    #[test]
     fn gates(length in 0usize..100, seed: u64) {
         match seed % 3 {
             0 => check_gated::<f32>(length, seed),
@@ -345,6 +391,7 @@ fn more_rows_than_a_task() {
     check_norms::<f32>(40, 576, true, 3);
     check_sums::<bf16>(40, 576, 0.22, 4);
     check_gated::<f32>(20_000, 1);
+    check_clip::<bf16>(20_000, 7);
     check_rope::<f32>([2, 9, 30, 64], 64, 5);
     check_rotate::<bf16>([1, 12, 40, 32], [2, 16], 6);
 }
@@ -383,6 +430,7 @@ fn wrong_arguments_are_refused() {
     assert!(layer_norm(&mut out, &x, 4, None, Some((&x[..5]).into()), 1e-5).is_err());
     assert!(gated(&mut out, &x, &x[1..], Activation::Silu).is_err());
     assert!(activate(&mut out, &x[1..], Activation::Silu).is_err());
+    assert!(clip(&mut out, &x[1..], [-1.0, 1.0]).is_err());
     let turn = |parts: usize, pairs: usize, [cos, sin]: [usize; 2], out: &mut [f32]| {
         let turns = Turns {
             cos: &x[..cos],

@@ -10,6 +10,7 @@ pub mod attention;
 pub mod cache;
 mod canon;
 mod chain;
+mod clip;
 mod conv;
 mod cuda;
 pub mod dispatch;
@@ -37,6 +38,7 @@ pub use cache::{
     LayerState, Mask, Offset, RecurrentCache, RecurrentState,
 };
 pub use canon::{Canon, CanonConfig};
+pub use clip::clip;
 pub use conv::CausalConv;
 pub use embedding::Embedding;
 pub use error::{Error, ErrorKind, Misshapen, Mistyped, Result, WeightErrors};

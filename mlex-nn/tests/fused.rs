@@ -7,8 +7,8 @@ use std::sync::Mutex;
 
 use mlex_core::{Array, Dtype, random};
 use mlex_nn::{
-    Activation, LazyTensor, QuantizationConfig, RmsNorm, Rotations, Weights, add_normed, dispatch,
-    softcap,
+    Activation, LazyTensor, QuantizationConfig, RmsNorm, Rotations, Weights, add_normed, clip,
+    dispatch, softcap,
 };
 
 /// Kernels are turned on and off for the whole process.
@@ -149,6 +149,19 @@ fn heads_turn_in_parts() {
             let x = x.transpose(&[0, 2, 1, 3]).unwrap();
             let results = both(|| vec![rotations.apply(&x).unwrap()]);
             assert_close(results, dtype, tolerance);
+        }
+    }
+}
+
+#[test]
+fn numbers_are_clipped() {
+    for (dtype, _) in TYPES {
+        for shape in [&[1, 1, 1000][..], &[2, 3, 17], &[0, 4], &[5], &[]] {
+            let x = normal(10, shape, dtype);
+            for bounds in [[-0.7, 0.3], [-1e10, 1e10]] {
+                let results = both(|| vec![clip(&x, bounds).unwrap()]);
+                assert_close(results, dtype, 0.0);
+            }
         }
     }
 }

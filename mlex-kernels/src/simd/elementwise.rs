@@ -129,6 +129,33 @@ impl<T: Vector> Kernel for Scale<'_, T> {
     }
 }
 
+/// `out = min(max(x, least), largest)`
+pub(crate) struct Clip<'a, T> {
+    pub(crate) x: &'a [T],
+    /// The least and the largest.
+    pub(crate) bounds: [f32; 2],
+    pub(crate) out: &'a mut [T],
+}
+
+impl<T: Vector> Kernel for Clip<'_, T> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Clip { x, bounds, out } = self;
+        let length = out.len();
+        assert!(x.len() == length);
+        let [least, largest] = bounds.map(|bound| s.splat(bound));
+        // SAFETY: `i + n <= length`.
+        unsafe {
+            vectors!(S, length, |i, n| {
+                // The second operand is kept where one is not a number.
+                let v = s.max(least, load(s, x.as_ptr().add(i), n));
+                store(s, out.as_mut_ptr().add(i), n, s.min(largest, v));
+            });
+        }
+    }
+}
+
 /// Rows normalized by their root mean square, or by mean and variance.
 pub(crate) struct Norm<'a, T> {
     pub(crate) x: &'a [T],

@@ -9,7 +9,7 @@ use std::f32::consts::{E, LN_2};
 use mlex_audio::MelFeatures;
 use mlex_core::{Array, Dtype};
 use mlex_nn::activation::silu;
-use mlex_nn::{Activation, LayerNorm, Linear, RmsNorm, Weights};
+use mlex_nn::{Activation, LayerNorm, Linear, RmsNorm, Weights, clip};
 use serde::Deserialize;
 
 use super::interrupt::Blocks;
@@ -326,8 +326,8 @@ impl Block {
 
 /// Within the bounds that gradients were clipped to.
 fn limited(x: &Array, config: &Config) -> Result<Array> {
-    let most = Array::scalar(config.gradient_clipping)?.as_type(x.dtype())?;
-    Ok(x.clip(&most.negative()?, &most)?)
+    let most = config.gradient_clipping;
+    Ok(clip(x, [-most, most])?)
 }
 
 #[derive(Debug)]

@@ -1,8 +1,8 @@
 //! Layers that several towers have.
 
-use mlex_core::{Array, AttentionMask};
+use mlex_core::{Array, AttentionMask, Dtype};
 use mlex_nn::attention::attention;
-use mlex_nn::{Linear, Weights};
+use mlex_nn::{Linear, Weights, clip};
 
 use crate::Result;
 
@@ -34,7 +34,7 @@ pub(super) struct ClippedLinear {
 }
 
 /// The least and the largest number, where there are some.
-type Bounds = Option<(Array, Array)>;
+type Bounds = Option<[f32; 2]>;
 
 impl ClippedLinear {
     /// Takes `linear.weight` `[output, input]`, and with `clipped` the bounds where there are
@@ -44,7 +44,7 @@ impl ClippedLinear {
             if !clipped || !weights.contains(least) || !weights.contains(largest) {
                 return Ok(None);
             }
-            Ok(Some((scalar(weights, least)?, scalar(weights, largest)?)))
+            Ok(Some([scalar(weights, least)?, scalar(weights, largest)?]))
         };
         Ok(Self {
             input: bounds("input_min", "input_max")?,
@@ -55,29 +55,25 @@ impl ClippedLinear {
 
     /// `[.., input]` to `[.., output]`.
     pub(super) fn forward(&self, x: &Array) -> Result<Array> {
-        let y = match &self.input {
+        let y = match self.input {
             Some(bounds) => self.linear.forward(&clip(x, bounds)?)?,
             None => self.linear.forward(x)?,
         };
-        match &self.output {
-            Some(bounds) => clip(&y, bounds),
+        match self.output {
+            Some(bounds) => Ok(clip(&y, bounds)?),
             None => Ok(y),
         }
     }
 }
 
 /// A number, stored without dimensions or with one.
-fn scalar(weights: &Weights, name: &str) -> Result<Array> {
+fn scalar(weights: &Weights, name: &str) -> Result<f32> {
     let shape: &[i32] = match weights.shape(name) {
         Some(shape) if shape == [1] => &[1],
         _ => &[],
     };
-    Ok(weights.get_float(name, shape)?)
-}
-
-fn clip(x: &Array, (least, largest): &(Array, Array)) -> Result<Array> {
-    let (least, largest) = (least.as_type(x.dtype())?, largest.as_type(x.dtype())?);
-    Ok(x.clip(&least, &largest)?)
+    let number = weights.get_float(name, shape)?.as_type(Dtype::Float32)?;
+    Ok(number.reshape(&[])?.item()?)
 }
 
 /// What brings the output of a tower into the language model: a norm without weights and a

@@ -55,6 +55,7 @@ pub(crate) use residual::{add_normed, record_add_normed};
 pub(crate) use rope::{RopeKernel, rope, rotate};
 pub use sequence::{Sequence, Value};
 pub(crate) use softcap::softcap;
+pub(crate) use stream::clip;
 pub use update::CacheUpdate;
 pub(crate) use weight::Weight;
 

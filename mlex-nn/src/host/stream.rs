@@ -1,15 +1,31 @@
 //! The small steps between layers: sums, factors, gates and parts of rows.
 
-use mlex_core::{HostView, HostViewMut};
+use mlex_core::{Array, HostView, HostViewMut};
 
 use super::sequence::{Sequence, Shape, Step, Value};
 use super::{activation, by_dtype, columns, is_kernel_float, kernel_error, size};
-use crate::Activation;
+use crate::{Activation, Result};
+
+/// See [`clip`](crate::clip).
+pub(crate) fn clip(x: &Array, bounds: [f32; 2]) -> Result<Option<Array>> {
+    let Some((mut sequence, value)) = Sequence::start(x)? else {
+        return Ok(None);
+    };
+    match sequence.clip(value, bounds) {
+        Some(y) => Ok(sequence.finish(&[y])?.pop()),
+        None => Ok(None),
+    }
+}
 
 impl Sequence {
     /// `factor * x`; none where there is no kernel for the dtype.
     pub fn scale(&mut self, x: Value, factor: f32) -> Option<Value> {
         self.elementwise(Elementwise::Scale(factor), &[x])
+    }
+
+    /// `min(max(x, least), largest)`; none as for [`scale`](Self::scale).
+    pub fn clip(&mut self, x: Value, [least, largest]: [f32; 2]) -> Option<Value> {
+        self.elementwise(Elementwise::Clip([least, largest]), &[x])
     }
 
     /// `factor * (x + y)`; none where the shapes or dtypes differ, or as [`scale`](Self::scale).
@@ -88,6 +104,7 @@ impl Sequence {
 
 enum Elementwise {
     Scale(f32),
+    Clip([f32; 2]),
     Add(f32),
     AddGated,
     Relu2,
@@ -104,6 +121,7 @@ impl Step for Elementwise {
     fn name(&self) -> &'static str {
         match self {
             Self::Scale(_) => "scale",
+            Self::Clip(_) => "clip",
             Self::Add(_) => "add",
             Self::AddGated => "add_gated",
             Self::Relu2 => "relu2",
@@ -124,6 +142,7 @@ impl Step for Elementwise {
             let x = input(0)?;
             match *self {
                 Self::Scale(factor) => mlex_kernels::scale(out, x, factor),
+                Self::Clip(bounds) => mlex_kernels::clip(out, x, bounds),
                 Self::Add(factor) => mlex_kernels::add(out, x, input(1)?, factor),
                 Self::AddGated => {
                     mlex_kernels::add_gated(out, x, input(1)?, input(2)?, columns(&inputs[0]))

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod recurrent;
+pub mod towers;
 
 use std::fmt;
 

@@ -102,7 +102,7 @@ impl Piece {
         }
         let size = size.checked_next_multiple_of(PAGE)?;
         let mut slabs = slabs();
-        for slab in &mut *slabs {
+        for slab in slabs.iter_mut().filter(|_| size <= SHARED) {
             if let Some(at) = slab.take(size) {
                 return Self::at(slab.start + at, size);
             }

@@ -97,6 +97,48 @@ pub const GATED_DELTA: GpuSource = GpuSource {
     body: include_str!("../gpu/gated_delta.inc"),
 };
 
+/// What stands between the projections of a gated delta net and its rule: a causal convolution with
+/// SiLU, norms of queries and keys, decays and step sizes.
+///
+/// | Input | |
+/// |---|---|
+/// | `qkv` | `[B, L, C]`, type `T`: queries, keys and values, head by head |
+/// | `a`, `b` | `[B, L, H_v]` |
+/// | `before` | `[B, KERNEL - 1, C]`, type `T` |
+/// | `weight` | `[KERNEL, C]` |
+/// | `a_log`, `dt_bias` | `[H_v]` |
+/// | `length` | `[1]`, int32: `L` |
+/// | `mask` | `[B, L]`, bool, if `MASKED`, else anything |
+///
+/// Outputs are `queries`, `keys` `[B, L, H_k, D_k]` and `values` `[B, L, H_v, D_v]` of type `T`,
+/// `log_decay` and `beta` `[B, L, H_v]` in f32, and `tail`, what the next call takes as `before`.
+/// Constants are `MASKED`, `KEY_HEADS`, `VALUE_HEADS`, `KEY_DIM`, `VALUE_DIM` and `KERNEL`. The grid is
+/// `[32, 2 * KEY_HEADS + VALUE_HEADS, B * L]`.
+pub const GATED_DELTA_INPUTS: GpuSource = GpuSource {
+    name: "mlex_gated_delta_inputs",
+    inputs: &[
+        "qkv", "a", "b", "before", "weight", "a_log", "dt_bias", "length", "mask",
+    ],
+    outputs: &["queries", "keys", "values", "log_decay", "beta", "tail"],
+    body: include_str!("../gpu/gated_delta_inputs.inc"),
+};
+
+/// The RMS norm of each head, times a weight and SiLU of a gate.
+///
+/// | Input | |
+/// |---|---|
+/// | `y`, `z` | `[.., HEADS, DIM]` |
+/// | `weight` | `[DIM]` |
+/// | `eps` | `[1]`, f32 |
+///
+/// The output is `gated`, as `y` in type `T`. The grid is `[32, HEADS, ..]`.
+pub const GATED_NORM: GpuSource = GpuSource {
+    name: "mlex_gated_norm",
+    inputs: &["y", "z", "weight", "eps"],
+    outputs: &["gated"],
+    body: include_str!("../gpu/gated_norm.inc"),
+};
+
 /// The recurrence of Mamba 2 over all positions: `S = exp(rate dt) S + dt x b^T`, `y = S c + d x`.
 ///
 /// | Input | |

@@ -374,31 +374,48 @@ fn together() -> BTreeMap<String, LazyTensor> {
     all
 }
 
+/// On every device: on a GPU, three kernels stand for a graph of some forty nodes.
 #[test]
 fn kernels_and_operations_agree() {
-    for tensors in [tensors(), together()] {
-        let (weights, layer) = load(tensors);
-        weights.finish().unwrap();
-        let layer = layer.unwrap();
-        for padding in [[0, 0], [2, 9]] {
-            let run = |kernels: bool| -> Vec<f32> {
-                let mut cache = RecurrentCache::default();
-                cache.set_left_padding(&padding).unwrap();
-                let mut found = Vec::new();
-                for length in [3, 5, 1, 40, 1, 2] {
-                    mlex_nn::dispatch::set_kernels(kernels);
-                    let y = layer.forward(&input(length), &mut cache).unwrap();
-                    found.extend(y.to_vec::<f32>().unwrap());
-                    mlex_nn::dispatch::set_kernels(true);
-                }
-                for array in cache.arrays() {
-                    found.extend(array.to_vec::<f32>().unwrap());
-                }
-                found
-            };
-            let expected: Vec<f64> = run(false).into_iter().map(f64::from).collect();
-            check(&format!("padding {padding:?}"), &run(true), &expected);
+    for device in [Device::Cpu, Device::Gpu(0)] {
+        if !device.is_available().unwrap() {
+            continue;
         }
+        let stream = Stream::default_of(device).unwrap();
+        stream.scope(|| {
+            for tensors in [tensors(), together()] {
+                compare_with_operations(tensors, device);
+            }
+        });
+    }
+}
+
+fn compare_with_operations(tensors: BTreeMap<String, LazyTensor>, device: Device) {
+    let (weights, layer) = load(tensors);
+    weights.finish().unwrap();
+    let layer = layer.unwrap();
+    for padding in [[0, 0], [2, 9]] {
+        let run = |kernels: bool| -> Vec<f32> {
+            let mut cache = RecurrentCache::default();
+            cache.set_left_padding(&padding).unwrap();
+            let mut found = Vec::new();
+            for length in [3, 5, 1, 40, 1, 2] {
+                mlex_nn::dispatch::set_kernels(kernels);
+                let y = layer.forward(&input(length), &mut cache).unwrap();
+                found.extend(y.to_vec::<f32>().unwrap());
+                mlex_nn::dispatch::set_kernels(true);
+            }
+            for array in cache.arrays() {
+                found.extend(array.to_vec::<f32>().unwrap());
+            }
+            found
+        };
+        let expected: Vec<f64> = run(false).into_iter().map(f64::from).collect();
+        check(
+            &format!("{device}, padding {padding:?}"),
+            &run(true),
+            &expected,
+        );
     }
 }
 

@@ -263,6 +263,9 @@ impl GatedDeltaNet {
         projected: &Projected,
         cache: &RecurrentCache,
     ) -> Result<(Array, RecurrentState)> {
+        if let Some(recurred) = gpu::recur(self, projected, cache)? {
+            return Ok(recurred);
+        }
         let Projected { qkv, z, b, a } = projected;
         let &GatedDeltaConfig {
             num_key_heads: key_heads,

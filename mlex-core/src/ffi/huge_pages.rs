@@ -11,8 +11,8 @@ use std::time::Duration;
 /// The size of a huge page, on CPUs with pages of 4 KiB.
 pub(super) const HUGE: usize = 2 << 20;
 
-/// What is smaller is not worth a call.
-const SMALL: usize = 64 << 10;
+/// What is smaller is not worth the trouble.
+pub(super) const SMALL: usize = 64 << 10;
 
 /// Layers come one after the other. A call costs more than a page does, and their memory adjoins.
 const PAUSE: Duration = Duration::from_millis(5);

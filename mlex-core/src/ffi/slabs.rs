@@ -6,16 +6,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use memmap2::{Advice, MmapMut};
 
-use super::huge_pages::HUGE;
+use super::huge_pages::{HUGE, SMALL};
 
 /// The size of a slab that several pieces share.
 const SLAB: usize = 16 * HUGE;
 
 /// A larger piece has a slab of its own.
 const SHARED: usize = SLAB / 2;
-
-/// What is smaller is left to the allocator.
-const SMALL: usize = 64 << 10;
 
 /// Pieces are multiples of a page.
 const PAGE: usize = 4 << 10;
@@ -42,8 +39,8 @@ impl Slab {
         let mut memory = MmapMut::map_anon(size.checked_add(HUGE)?).ok()?;
         // Before the first use; without huge pages it is memory like any other.
         let _ = memory.advise(Advice::HugePage);
-        let start = memory.as_mut_ptr().expose_provenance();
-        let start = start.next_multiple_of(HUGE);
+        let mapped = memory.as_mut_ptr().expose_provenance();
+        let start = mapped.next_multiple_of(HUGE);
         Some(Self {
             start,
             size,

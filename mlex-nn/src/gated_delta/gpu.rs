@@ -13,6 +13,14 @@ const ROWS: i32 = 4;
 /// The most positions of a call: CUDA's limit of a grid in the third dimension.
 const MOST_POSITIONS: i64 = 65535;
 
+/// The input of a kernel that reads a mask only where it is told of one.
+fn mask_or_any(mask: Option<&Array>) -> Result<Array> {
+    match mask {
+        Some(mask) => Ok(mask.clone()),
+        None => Ok(Array::from_slice(&[true], &[1])?),
+    }
+}
+
 /// As [`gated_delta_rule`](super::gated_delta_rule), where the kernel applies.
 pub(super) fn gated_delta_rule(
     inputs: &DeltaInputs<'_>,
@@ -48,10 +56,7 @@ pub(super) fn gated_delta_rule(
         inputs.beta.as_type(Dtype::Float32)?,
         state,
         Array::from_slice(&[length], &[1])?,
-        match mask {
-            Some(mask) => mask.clone(),
-            None => Array::from_slice(&[true], &[1])?,
-        },
+        mask_or_any(mask)?,
     ];
     let launch = GpuLaunch {
         outputs: &[
@@ -121,10 +126,7 @@ pub(super) fn recur(
         layer.a_log.clone(),
         layer.dt_bias.clone(),
         Array::from_slice(&[length], &[1])?,
-        match &mask {
-            Some(mask) => mask.clone(),
-            None => Array::from_slice(&[true], &[1])?,
-        },
+        mask_or_any(mask.as_ref())?,
     ];
     let (keys, gates) = ([batch, length, key_heads, key_dim], [batch, length, heads]);
     let launch = GpuLaunch {

@@ -8,25 +8,15 @@ use crate::{Activation, Result};
 
 /// `activation(x)`.
 pub(crate) fn activate(activation: Activation, x: &Array) -> Result<Option<Array>> {
-    let Some((mut sequence, value)) = Sequence::start(x)? else {
-        return Ok(None);
-    };
-    match sequence.activate(activation, value) {
-        Some(y) => Ok(sequence.finish(&[y])?.pop()),
-        None => Ok(None),
-    }
+    Sequence::single(x, |sequence, x| Ok(sequence.activate(activation, x)))
 }
 
 /// `activation(gate) * up`.
 pub(crate) fn gated(activation: Activation, gate: &Array, up: &Array) -> Result<Option<Array>> {
-    let Some((mut sequence, value)) = Sequence::start(gate)? else {
-        return Ok(None);
-    };
-    let up = sequence.input(up);
-    match sequence.gate(activation, value, up) {
-        Some(y) => Ok(sequence.finish(&[y])?.pop()),
-        None => Ok(None),
-    }
+    Sequence::single(gate, |sequence, gate| {
+        let up = sequence.input(up);
+        Ok(sequence.gate(activation, gate, up))
+    })
 }
 
 /// The kernels' name of an activation.

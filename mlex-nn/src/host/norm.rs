@@ -47,13 +47,7 @@ pub(crate) fn layer_norm(x: &Array, parameters: Parameters<'_>) -> Result<Option
 }
 
 fn norm(x: &Array, parameters: Parameters<'_>, centered: bool) -> Result<Option<Array>> {
-    let Some((mut sequence, x)) = Sequence::start(x)? else {
-        return Ok(None);
-    };
-    match record(&mut sequence, x, parameters, centered)? {
-        Some(y) => Ok(sequence.finish(&[y])?.pop()),
-        None => Ok(None),
-    }
+    Sequence::single(x, |sequence, x| record(sequence, x, parameters, centered))
 }
 
 /// As [`rms_norm`].

@@ -143,6 +143,20 @@ impl Sequence {
         Ok(Some((sequence, value)))
     }
 
+    /// What `record` makes of `x`, as a node of its own; none where there is no kernel for it.
+    pub(crate) fn single(
+        x: &Array,
+        record: impl FnOnce(&mut Self, Value) -> Result<Option<Value>>,
+    ) -> Result<Option<Array>> {
+        let Some((mut sequence, value)) = Self::start(x)? else {
+            return Ok(None);
+        };
+        match record(&mut sequence, value)? {
+            Some(y) => Ok(sequence.finish(&[y])?.pop()),
+            None => Ok(None),
+        }
+    }
+
     /// With room for some layers, so that recording them moves nothing.
     fn sized() -> Self {
         Self {

@@ -8,13 +8,7 @@ use crate::{Activation, Result};
 
 /// See [`clip`](crate::clip).
 pub(crate) fn clip(x: &Array, bounds: [f32; 2]) -> Result<Option<Array>> {
-    let Some((mut sequence, value)) = Sequence::start(x)? else {
-        return Ok(None);
-    };
-    match sequence.clip(value, bounds) {
-        Some(y) => Ok(sequence.finish(&[y])?.pop()),
-        None => Ok(None),
-    }
+    Sequence::single(x, |sequence, x| Ok(sequence.clip(x, bounds)))
 }
 
 impl Sequence {

@@ -230,7 +230,9 @@ unsafe fn group<
                         let line = next_codes.wrapping_add(at * R * 64);
                         // SAFETY: the caller's promise; the block is inside of the rows.
                         unsafe {
-                            products::<R, M, BITS, FP4, DIGITS>(w, layout, x, from, line, at, &lane_scales, &mut acc);
+                            products::<R, M, BITS, FP4, DIGITS>(
+                                w, layout, x, from, line, at, &lane_scales, &mut acc,
+                            );
                         }
                         at += 1;
                     }

@@ -546,3 +546,27 @@ fn roomy(positions: i32) -> i32 {
 pub(super) fn rounded(positions: i32) -> i32 {
     positions.saturating_add(STEP - 1).div_euclid(STEP) * STEP
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By arithmetic: an eighth more than is known to come, at least half a step, in whole steps.
+    #[test]
+    fn room_is_made_for_what_is_announced() {
+        let capacity = |cache: &KvCache, new: i32| {
+            let plan = cache.plan([1, 2, new, 64], Dtype::Float32);
+            plan.unwrap().unwrap().0.target.memory.shape[2]
+        };
+        let mut cache = KvCache::default();
+        assert_eq!(capacity(&cache, 1), 256);
+        assert_eq!(capacity(&cache, 512), 768);
+        assert_eq!(capacity(&cache, 4096), 4608);
+        cache.reserve(4096);
+        assert_eq!(capacity(&cache, 512), 4608);
+        assert_eq!(capacity(&cache, 5000), 5632);
+        let mut window = KvCache::with_window(100).unwrap();
+        window.reserve(4096);
+        assert_eq!(capacity(&window, 50), 256);
+    }
+}

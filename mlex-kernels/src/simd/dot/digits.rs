@@ -64,8 +64,9 @@ pub(crate) unsafe fn split_block(
 pub(crate) struct Activations<'a> {
     /// Per row and block: the digits.
     pub(super) digits: &'a [u8],
-    /// Per row and block: the scale of the integers in each 32-bit lane.
-    pub(super) lanes: &'a [f32],
+    /// Per row and four blocks: the scales of the integers. At `4 * j + b` is that of quarter `j` of
+    /// a register with block `b`, so that each quarter has its scales of all four.
+    pub(super) scales: &'a [f32],
     /// Per row: the sum of `x` in each group, and zeros up to a multiple of 16.
     pub(super) sums: &'a [f32],
     /// Blocks of a row.
@@ -79,13 +80,27 @@ pub(crate) struct Activations<'a> {
 }
 
 impl Activations<'_> {
+    /// The scales of the four blocks of row `m` of which block `at` is one.
+    ///
+    /// # Safety
+    /// The CPU has the instructions, and there is such a block.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn four_scales(&self, m: usize, at: usize) -> __m512 {
+        let quads = self.blocks.div_ceil(4);
+        let from = (m * quads + at / 4) * 16;
+        debug_assert!(from + 16 <= self.scales.len());
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_loadu_ps(self.scales.as_ptr().add(from)) }
+    }
+
     /// Some of the rows.
     pub(crate) fn rows(&self, rows: std::ops::Range<usize>) -> Activations<'_> {
         let count = rows.len();
         let per_row = |length: usize| length / self.rows.max(1) * rows.start;
         Activations {
             digits: &self.digits[per_row(self.digits.len())..],
-            lanes: &self.lanes[per_row(self.lanes.len())..],
+            scales: &self.scales[per_row(self.scales.len())..],
             sums: &self.sums[per_row(self.sums.len())..],
             rows: count,
             ..*self
@@ -115,7 +130,7 @@ impl<'a> Activations<'a> {
         x: &[f32],
         w: &Weights<'_>,
         count: usize,
-        [digits, lanes, sums]: [&mut Buffer; 3],
+        [digits, scales, sums]: [&mut Buffer; 3],
     ) -> bool {
         assert!((2..=3).contains(&count));
         if !Self::finite(x) {
@@ -124,22 +139,22 @@ impl<'a> Activations<'a> {
         let rows = x.len() / w.k;
         let Lengths {
             digits: bytes,
-            blocks,
+            scales: floats,
             groups,
+            ..
         } = Lengths::of(w, count);
         let digits = digits.bytes(rows * bytes).chunks_exact_mut(bytes);
-        let lanes = lanes.floats(rows * blocks * 16);
+        let scales = scales.floats(rows * floats).chunks_exact_mut(floats);
         let sums = sums.floats(rows * groups).chunks_exact_mut(groups);
-        let to = digits.zip(lanes.chunks_exact_mut(blocks * 16)).zip(sums);
-        for (x, ((digits, lanes), sums)) in x.chunks_exact(w.k).zip(to) {
+        for (x, ((digits, scales), sums)) in x.chunks_exact(w.k).zip(digits.zip(scales).zip(sums)) {
             // SAFETY: `Weights` are only used at the level that has the instructions; `k` is a
             // multiple of 16, as all groups are.
             unsafe {
                 group_sums(x, w.group, sums);
                 if nibbles(w) {
-                    convert::<true>(x, count, digits, lanes);
+                    convert::<true>(x, count, digits, scales);
                 } else {
-                    convert::<false>(x, count, digits, lanes);
+                    convert::<false>(x, count, digits, scales);
                 }
             }
         }
@@ -151,16 +166,17 @@ impl<'a> Activations<'a> {
         rows: usize,
         w: &Weights<'_>,
         count: usize,
-        [digits, lanes, sums]: [&'a mut Buffer; 3],
+        [digits, scales, sums]: [&'a mut Buffer; 3],
     ) -> Self {
         let Lengths {
             digits: bytes,
+            scales: floats,
             blocks,
             groups,
         } = Lengths::of(w, count);
         Self {
             digits: &digits.bytes(rows * bytes)[..rows * bytes],
-            lanes: &lanes.floats(rows * blocks * 16)[..rows * blocks * 16],
+            scales: &scales.floats(rows * floats)[..rows * floats],
             sums: &sums.floats(rows * groups)[..rows * groups],
             blocks,
             groups,
@@ -174,8 +190,9 @@ impl<'a> Activations<'a> {
 struct Lengths {
     /// Bytes of digits.
     digits: usize,
-    /// Blocks, each with sixteen lanes.
     blocks: usize,
+    /// Sixteen scales of four blocks.
+    scales: usize,
     /// Sums of groups, and zeros up to a multiple of 16.
     groups: usize,
 }
@@ -186,6 +203,7 @@ impl Lengths {
         Self {
             digits: blocks * block(w) * count,
             blocks,
+            scales: blocks.div_ceil(4) * 16,
             groups: w.groups().next_multiple_of(16),
         }
     }
@@ -206,8 +224,8 @@ unsafe fn finite(x: &[f32]) -> bool {
     _mm512_cmplt_epu32_mask(largest, infinity) == 0xffff
 }
 
-/// Writes the digits of a row of `x`, and the scale of each 32 values to the lanes of their
-/// block.
+/// Writes the digits of a row of `x`, and the scale of each 32 values, in the order of
+/// [`Activations::scales`].
 ///
 /// # Safety
 /// The CPU has the instructions; the slices are as long as [`Activations::fill`] makes them, and
@@ -217,14 +235,13 @@ unsafe fn convert<const NIBBLES: bool>(
     x: &[f32],
     count: usize,
     digits: &mut [u8],
-    lanes: &mut [f32],
+    scales: &mut [f32],
 ) {
     let block = if NIBBLES { 128 } else { 64 };
     let (bytes, last) = (block * count, x.len() / block);
     // In 8 products of a nibble, or 4 of up to 6 bits, three digits stay below 2^31.
     let limit = _mm512_set1_ps(LARGEST[count - 2]);
     digits[last * bytes..].fill(0);
-    lanes[last * 16..].fill(0.0);
     // Sixteen times 32 values at a time, so that their largest are one vector.
     for (first, x) in x.chunks(512).enumerate() {
         // SAFETY: loads are inside of the chunk, or masked; stores are 16 bytes in the 32
@@ -239,20 +256,30 @@ unsafe fn convert<const NIBBLES: bool>(
             // Below 2^-100 the factor could overflow; what is lost there is below any f32 sum.
             let some = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(largest, _mm512_set1_ps(7.9e-31));
             let mut factors = [0.0; 16];
-            let mut scales = [0.0; 16];
             _mm512_storeu_ps(
                 factors.as_mut_ptr(),
                 _mm512_maskz_div_ps(some, limit, largest),
             );
-            _mm512_storeu_ps(
-                scales.as_mut_ptr(),
-                _mm512_maskz_div_ps(some, largest, limit),
-            );
+            let of_values = _mm512_maskz_div_ps(some, largest, limit);
+            let to = &mut scales[first * (512 / block * 4)..];
+            if NIBBLES {
+                _mm512_storeu_ps(
+                    to.as_mut_ptr(),
+                    _mm512_permutexvar_ps(QUADS.vector(), of_values),
+                );
+            } else {
+                // Two quarters share a scale; the second half of the chunk may not be there.
+                let quads = [
+                    HALF_QUADS.vector(),
+                    _mm512_add_epi32(HALF_QUADS.vector(), _mm512_set1_epi32(8)),
+                ];
+                for (to, index) in to.chunks_exact_mut(16).zip(quads) {
+                    _mm512_storeu_ps(to.as_mut_ptr(), _mm512_permutexvar_ps(index, of_values));
+                }
+            }
             for (i, x) in x.chunks(32).enumerate() {
                 let k = first * 512 + i * 32;
                 let (at, inside) = (k / block, k % block);
-                let lane = at * 16 + inside * 16 / block;
-                lanes[lane..][..512 / block].fill(scales[i]);
                 let [a, b] = load_32(x);
                 let factor = _mm512_set1_ps(factors[i]);
                 let to = digits[at * bytes..][..bytes].as_mut_ptr();
@@ -283,6 +310,10 @@ impl Lanes {
         unsafe { _mm512_load_si512(self.0.as_ptr().cast()) }
     }
 }
+
+/// Which of the scales of 32 values each is those of four blocks of 128 or of 64.
+static QUADS: Lanes = Lanes([0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15]);
+static HALF_QUADS: Lanes = Lanes([0, 2, 4, 6, 0, 2, 4, 6, 1, 3, 5, 7, 1, 3, 5, 7]);
 
 static EVEN: Lanes = Lanes([0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30]);
 static ODD: Lanes = Lanes([1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31]);

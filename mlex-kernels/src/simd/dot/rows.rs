@@ -209,36 +209,58 @@ unsafe fn group<
                 continue;
             }
             let index = group_of(lane_k, inside);
-            let mut four = [_mm512_setzero_ps(); R];
-            for r in 0..R {
-                four[r] = _mm512_permutexvar_ps(index, scales[r]);
+            let mut x_four = [_mm512_setzero_ps(); M];
+            let mut four = [[_mm512_setzero_ps(); M]; R];
+            for m in 0..M {
+                // SAFETY: four blocks of `x` have sixteen scales.
+                x_four[m] = unsafe { x.four_scales(m, at) };
+                if narrow && at % 4 == 2 {
+                    x_four[m] = _mm512_permute_ps::<0xee>(x_four[m]);
+                }
+                for r in 0..R {
+                    four[r][m] = _mm512_mul_ps(_mm512_permutexvar_ps(index, scales[r]), x_four[m]);
+                }
             }
             macro_rules! blocks {
-                ($($quarter:literal)*) => {$(
-                    if at * block < end {
+                ($whole:literal: $($quarter:literal)*) => {$(
+                    if $whole || at * block < end {
                         let mut lane_scales = four;
-                        for (lane_scale, &scale) in lane_scales.iter_mut().zip(&scales) {
-                            *lane_scale = if narrow {
-                                let columns = _mm512_slli_epi32::<3>(lanes);
-                                let index = group_of(columns, inside + $quarter * block);
-                                _mm512_permutexvar_ps(index, scale)
-                            } else {
-                                _mm512_permute_ps::<{ $quarter * 0x55 }>(*lane_scale)
-                            };
+                        for r in 0..R {
+                            for m in 0..M {
+                                lane_scales[r][m] = if narrow {
+                                    let columns = _mm512_slli_epi32::<3>(lanes);
+                                    let index = group_of(columns, inside + $quarter * block);
+                                    let x = _mm512_permute_ps::<{ $quarter * 0x55 }>(x_four[m]);
+                                    _mm512_mul_ps(_mm512_permutexvar_ps(index, scales[r]), x)
+                                } else {
+                                    _mm512_permute_ps::<{ $quarter * 0x55 }>(four[r][m])
+                                };
+                            }
                         }
                         let from = codes_at.wrapping_add(at * block * BITS / 8);
                         let line = next_codes.wrapping_add(at * R * 64);
                         // SAFETY: the caller's promise; the block is inside of the rows.
                         unsafe {
-                            products::<R, M, BITS, FP4, DIGITS>(
-                                w, layout, x, from, line, at, &lane_scales, &mut acc,
+                            products::<R, M, BITS, FP4, DIGITS, $whole>(
+                                w,
+                                layout,
+                                x,
+                                from,
+                                line,
+                                at,
+                                &lane_scales,
+                                &mut acc,
                             );
                         }
                         at += 1;
                     }
                 )*};
             }
-            blocks!(0 1 2 3);
+            if (at + 4) * block <= end {
+                blocks!(true: 0 1 2 3);
+            } else {
+                blocks!(false: 0 1 2 3);
+            }
         }
         first += 16;
     }
@@ -306,6 +328,7 @@ unsafe fn products<
     const BITS: usize,
     const FP4: bool,
     const DIGITS: usize,
+    const WHOLE: bool,
 >(
     w: &Weights<'_>,
     layout: &Layout,
@@ -313,12 +336,12 @@ unsafe fn products<
     from: *const u8,
     line: *const u8,
     at: usize,
-    lane_scales: &[__m512; R],
+    lane_scales: &[[__m512; M]; R],
     acc: &mut [[__m512; M]; R],
 ) {
     let by_nibbles = BITS == 4;
     let block = if by_nibbles { 128 } else { 64 };
-    let left = w.k - at * block;
+    let left = if WHOLE { block } else { w.k - at * block };
     let mask = match left / 2 {
         64.. => u64::MAX,
         bytes => (1u64 << bytes) - 1,
@@ -342,8 +365,8 @@ unsafe fn products<
         let block_at = m * x.blocks + at;
         let mut x_even = [zero; DIGITS];
         let mut x_odd = [zero; DIGITS];
-        // SAFETY: `block_at` is a block of `x`, of three or six vectors and one of scales.
-        let x_scale = unsafe {
+        // SAFETY: `block_at` is a block of `x`, of three or six vectors.
+        unsafe {
             let d = x.digits.as_ptr().add(block_at * DIGITS * block);
             for i in 0..DIGITS {
                 x_even[i] = _mm512_loadu_si512(d.add(64 * i).cast());
@@ -351,8 +374,7 @@ unsafe fn products<
                     x_odd[i] = _mm512_loadu_si512(d.add(64 * (DIGITS + i)).cast());
                 }
             }
-            _mm512_loadu_ps(x.lanes.as_ptr().add(block_at * 16))
-        };
+        }
         // Three digits of 4 products of 255 do not fit: two, then one.
         let apart = BITS == 8 && DIGITS == 3;
         let together = if apart { 2 } else { DIGITS };
@@ -381,8 +403,7 @@ unsafe fn products<
                 let last = _mm512_cvtepi32_ps(last);
                 value = _mm512_fmadd_ps(value, _mm512_set1_ps(256.0), last);
             }
-            let scale = _mm512_mul_ps(lane_scales[r], x_scale);
-            acc[r][m] = _mm512_fmadd_ps(value, scale, acc[r][m]);
+            acc[r][m] = _mm512_fmadd_ps(value, lane_scales[r][m], acc[r][m]);
         }
     }
 }
@@ -413,6 +434,11 @@ unsafe fn halves<const R: usize, const FP4: bool, const DIGITS: usize>(
 ) {
     let bytes = (w.k - at * 128) / 2;
     let mask = ((1u64 << bytes) - 1) as u32;
+    // Of the first two quarters, for each row.
+    let quarters = _mm512_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4, 0, 0, 0, 0, 4, 4, 4, 4);
+    let quarters = _mm512_add_epi32(quarters, _mm512_set1_epi32((at % 4) as i32));
+    // SAFETY: `at` is a block of `x`.
+    let x_scale = _mm512_permutexvar_ps(quarters, unsafe { x.four_scales(0, at) });
     for r in 0..R / 2 {
         // SAFETY: the loads are masked to the codes that are left of the rows; `at` is a block of
         // `x`, of which the first half is read.
@@ -435,9 +461,8 @@ unsafe fn halves<const R: usize, const FP4: bool, const DIGITS: usize>(
                 sum = _mm512_dpbusd_epi32(sum, even, digit(i));
                 sum = _mm512_dpbusd_epi32(sum, odd, digit(DIGITS + i));
             }
-            let x_scale = _mm256_loadu_ps(x.lanes.as_ptr().add(at * 16));
             let scale = _mm512_permutex2var_ps(scales[2 * r], index, scales[2 * r + 1]);
-            let scale = _mm512_mul_ps(scale, _mm512_broadcast_f32x8(x_scale));
+            let scale = _mm512_mul_ps(scale, x_scale);
             pairs[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, pairs[r]);
         }
     }
@@ -447,12 +472,18 @@ unsafe fn halves<const R: usize, const FP4: bool, const DIGITS: usize>(
 #[inline]
 fn prefetch_factors<const R: usize>(w: &Weights<'_>, layout: &Layout, row: usize) {
     let at = (row + R + layout.rows_ahead) * layout.factor_bytes;
-    for factors in [Some(w.scales), w.biases].into_iter().flatten() {
-        let from = factors.as_ptr().wrapping_add(at);
-        for line in (0..R * layout.factor_bytes).step_by(64) {
-            // SAFETY: SSE is part of x86-64, and a prefetch of a bad address does nothing.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(line).cast()) };
+    let scales = w.scales.as_ptr().wrapping_add(at);
+    let biases = w
+        .biases
+        .map_or(scales, |biases| biases.as_ptr().wrapping_add(at));
+    let mut line = 0;
+    while line < R * layout.factor_bytes {
+        // SAFETY: SSE is part of x86-64, and a prefetch of a bad address does nothing.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T1>(scales.wrapping_add(line).cast());
+            _mm_prefetch::<_MM_HINT_T1>(biases.wrapping_add(line).cast());
         }
+        line += 64;
     }
 }
 

@@ -9,7 +9,8 @@
     python benches/peers.py --model qwen3.5-0.8b   the same of Qwen3.5-0.8B: most layers are gated delta nets
     python benches/peers.py --model qwen3-8b --device gpu      mlex and mlx-lm on a GPU
 
-Prints Markdown tables of medians. The peers are the packages `llama-cpp-python` and `mlx-lm` of
+Prints Markdown tables of medians. On a CPU they have the kernels alone too, without MLX, at shapes of
+the model: what is left of their rates in a whole model. The peers are the packages `llama-cpp-python` and `mlx-lm` of
 the Python that runs this; one that is not installed is left out, with a note on stderr. Each
 measurement is a process of its own, and the programs take turns, so that a change of the
 machine's speed meets all of them.
@@ -101,6 +102,18 @@ RANDOM_MODELS = {
     "qwen3.5-0.8b": QWEN3_5_0_8B,
     "gemma4-e2b": GEMMA4_E2B,
 }
+# By model and dtype: the rows of mlex-kernels' example `kernel_speed` for FLOP/s and for bytes a second.
+KERNELS = {
+    "smollm2": {
+        "f32": ("smollm2 up 4 bit 1536x576 M=512 F32", "smollm2 decode step f32"),
+        "bf16": ("smollm2 up 4 bit 1536x576 M=512 Bf16", "smollm2 decode step bf16"),
+    },
+    "qwen3-0.6b": {
+        "f32": ("qwen3-0.6b up 4 bit 3072x1024 M=512 F32", "qwen3-0.6b up 4 bit 3072x1024 M=1 f32"),
+        "bf16": ("qwen3-0.6b up 4 bit 3072x1024 M=512 Bf16", "qwen3-0.6b up 4 bit 3072x1024 M=1 bf16"),
+    },
+}
+MEMORY = "read of memory"
 
 
 @dataclass(frozen=True)
@@ -378,8 +391,9 @@ def settings(args):
 
 
 def measure(args, programs, chosen):
-    """Medians by (program's name, setting). The programs take turns in every round."""
-    found = {}
+    """Medians by (program's name, setting), and of the kernels by setting. The programs and the
+    kernels take turns in every round."""
+    found, kernels = {}, {}
     for turn in range(args.repeats):
         for setting in chosen:
             for program in programs:
@@ -392,7 +406,12 @@ def measure(args, programs, chosen):
                     f"{program.name}, {setting}: prefill {rate['prefill_tps']:.1f}, "
                     f"decode {rate['decode_tps']:.1f} tokens/s"
                 )
-    return {
+            kernels.setdefault(setting, []).append(kernel_rates(args, setting))
+    rates_alone = {
+        setting: {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+        for setting, runs in kernels.items()
+    }
+    return rates_alone, {
         key: {
             field: statistics.median(run[field] for run in runs)
             for field in ("prefill_tps", "decode_tps")
@@ -411,12 +430,48 @@ def work(args, model):
     return found["file_bytes"] - table_bytes, 2 * sum(row["parameters"] for row in layers)
 
 
+def kernel_rates(args, setting):
+    """What `kernel_speed` prints of each of its rows for this model, in GFLOP/s or GB/s."""
+    speed = args.mlex.parent / "examples" / "kernel_speed"
+    if args.device != "cpu" or args.model not in KERNELS:
+        return {}
+    if not speed.is_file():
+        note(
+            f"kernels alone are left out: no {speed}: "
+            "cargo build --release -p mlex-kernels --example kernel_speed"
+        )
+        return {}
+    names = [MEMORY, *(name for pair in KERNELS[args.model].values() for name in pair)]
+    # Its columns are one thread and all.
+    column = {1: -3, os.cpu_count(): -2}.get(setting.threads)
+
+    def rate(name):
+        """Of the line that begins with the name."""
+        lines = output([speed, name]).splitlines()
+        return next(float(line.split()[column]) for line in lines if line.startswith(name + " "))
+
+    return {name: rate(name) for name in names if column}
+
+
 def row(cells):
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
 
-def table(setting, programs, medians, size):
-    """The programs at one setting, with their ratios to each peer."""
+def kernel_rows(args, kernels, width):
+    """The kernels alone, as rows of the table of programs."""
+    found = [
+        ("kernels alone, " + dtype, kernels[flops], kernels[bytes_read])
+        for dtype, (flops, bytes_read) in KERNELS.get(args.model, {}).items()
+        if kernels
+    ]
+    cells = [[name, "", f"{flops:.1f}", "", f"{rate:.1f}"] for name, flops, rate in found]
+    if kernels:
+        cells.append(["a plain read of memory", "", "", "", f"{kernels[MEMORY]:.1f}"])
+    return [row(some + [""] * (width - len(some))) for some in cells]
+
+
+def table(args, setting, programs, medians, kernels, size):
+    """The programs at one setting, with their ratios to each peer, and the kernels alone."""
     file_bytes, operations = size
     there = [program for program in programs if (program.name, setting) in medians]
     peers = [program.name for program in there if program.worker]
@@ -432,6 +487,7 @@ def table(setting, programs, medians, size):
             base = medians[peer, setting]
             cells += [f"{prefill / base['prefill_tps']:.2f}x", f"{decode / base['decode_tps']:.2f}x"]
         lines.append(row(cells))
+    lines += kernel_rows(args, kernels, len(head))
     return "\n".join(lines) + "\n"
 
 
@@ -524,12 +580,12 @@ def main():
         )
     programs, model = contestants(args)
     chosen = settings(args)
-    medians = measure(args, programs, chosen)
+    kernels, medians = measure(args, programs, chosen)
     size = work(args, model)
     print(f"{args.model}, {processor()}, {os.cpu_count()} CPUs, {datetime.date.today()}.")
     print(f"{versions(args)}. Medians of {args.repeats}; load before: {load:.2f}.\n")
     for setting in chosen:
-        print(table(setting, programs, medians, size))
+        print(table(args, setting, programs, medians, kernels[setting], size))
     if len(chosen) > 1:
         print(sweep_table(chosen, programs, medians))
     if any(program.is_slow for program in programs):

@@ -8,10 +8,12 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
+use half::{bf16, f16};
 use mlex_kernels::{
-    Activation, AttentionOptions, AttentionShape, FloatType, Heads, Level, Linear, Mask, Mode,
-    OutputOrder, PackedHeads, PackedRow, Precision, Projection, QuantizedWeight, Scales, attention,
-    attention_packed, linear, pack_rows, project, project_gated, quantized_matmul, threads,
+    Activation, AttentionOptions, AttentionShape, Element, FloatType, Heads, Level, Linear, Mask,
+    Mode, OutputOrder, PackedHeads, PackedRow, Precision, Projection, QuantizedWeight, Scales,
+    attention, attention_packed, linear, pack_rows, project, project_gated, quantized_matmul,
+    threads,
 };
 
 /// The median time of a call, in seconds.
@@ -64,7 +66,7 @@ fn noise(n: usize) -> Vec<f32> {
 /// turn, so that they come from memory and not from the cache.
 struct Weights {
     packed: Vec<u32>,
-    scales: Vec<half::f16>,
+    scales: Vec<f16>,
     mode: Mode,
     n: usize,
     k: usize,
@@ -81,7 +83,7 @@ impl Weights {
             .collect();
         let scales = noise(n * k / group_size * copies)
             .into_iter()
-            .map(half::f16::from_f32);
+            .map(f16::from_f32);
         let mode = Mode::Affine { bits, group_size };
         Self {
             packed,
@@ -110,7 +112,11 @@ impl Weights {
 }
 
 /// The products of one decode step of SmolLM2-135M, in their order: 30 layers and the head.
-fn step(filter: &str) {
+fn step<T: Element>(filter: &str, dtype: &str) {
+    let name = format!("smollm2 decode step {dtype}");
+    if !name.contains(filter) {
+        return;
+    }
     let layers = 30;
     let bytes = |n: usize, k: usize| n * k / 2 * layers;
     let weights = |n, k| Weights::new(4, 32, n, k, bytes(n, k));
@@ -125,11 +131,12 @@ fn step(filter: &str) {
     let layer = [&q, &k, &v, &o, &gate, &up, &down];
     let size = |w: &Weights| w.copy(0).size_in_bytes();
     let total = layer.into_iter().map(size).sum::<usize>() * layers + size(&head);
-    let (x, mut hidden) = (noise(576), noise(1536));
-    let mut y = [vec![0.0; 576], vec![0.0; 192], vec![0.0; 192]];
-    let (mut out, mut logits) = (vec![0.0; 576], vec![0.0; 49152]);
+    let values = |n: usize| -> Vec<T> { noise(n).into_iter().map(T::from_f32).collect() };
+    let (x, mut hidden) = (values(576), values(1536));
+    let mut y = [values(576), values(192), values(192)];
+    let (mut out, mut logits) = (values(576), values(49152));
     let of = |w| Projection::Quantized(w, None);
-    row(filter, "smollm2 decode step", total as f64, "GB/s", || {
+    row(filter, &name, total as f64, "GB/s", || {
         for i in 0..layers {
             let [a, b, c] = &mut y;
             let weights = [of(q.copy(i)), of(k.copy(i)), of(v.copy(i))];
@@ -151,15 +158,29 @@ fn step(filter: &str) {
     });
 }
 
+/// A few rows of activations against weights from memory.
+fn few<T: Element>(filter: &str, name: &str, [m, n, k]: [usize; 3], bits: u8, group: usize) {
+    if !name.contains(filter) {
+        return;
+    }
+    let w = Weights::new(bits, group, n, k, if m == 1 { 200 << 20 } else { 60 << 20 });
+    let values = |n: usize| -> Vec<T> { noise(n).into_iter().map(T::from_f32).collect() };
+    let (x, mut y) = (values(m * k), values(m * n));
+    let bytes = w.copy(0).size_in_bytes() as f64;
+    let mut i = 0;
+    row(filter, name, bytes, "GB/s", || {
+        quantized_matmul(&mut y, &x, &w.copy(i), Precision::F32).expect("lengths match");
+        i += 1;
+    });
+}
+
 /// Attention of one query over some positions, at the heads of SmolLM2-135M.
 fn attention_step(filter: &str) {
     let (q_heads, kv_heads, dim) = (9, 3, 64);
     for length in [16, 128, 640, 4096] {
         // More than a cache holds: between two steps of a layer the weights are read.
         let copies = (96 << 20) / (kv_heads * length * dim * 4);
-        let brain = |n: usize| -> Vec<half::bf16> {
-            noise(n).into_iter().map(half::bf16::from_f32).collect()
-        };
+        let brain = |n: usize| -> Vec<bf16> { noise(n).into_iter().map(bf16::from_f32).collect() };
         let (q, each) = (brain(q_heads * dim), kv_heads * length * dim);
         let (k, v) = (brain(each * copies), brain(each * copies));
         let mut out = brain(q_heads * dim);
@@ -283,7 +304,8 @@ fn main() {
         threads::parallel_for(2, |_| {});
     });
 
-    step(&filter);
+    step::<f32>(&filter, "f32");
+    step::<bf16>(&filter, "bf16");
     attention_step(&filter);
     packed_attention_step(&filter);
 
@@ -299,22 +321,9 @@ fn main() {
         ("6 bit", 6, 64, 4096, 4096),
     ] {
         for m in [1, 2, 4, 8] {
-            let w = Weights::new(bits, group, n, k, if m == 1 { 200 << 20 } else { 60 << 20 });
-            let x = noise(m * k);
-            let mut y = vec![0.0; m * n];
-            let bytes = w.copy(0).size_in_bytes() as f64;
-            let mut i = 0;
-            row(
-                &filter,
-                &format!("{name} {n}x{k} M={m}"),
-                bytes,
-                "GB/s",
-                || {
-                    quantized_matmul(&mut y, &x, &w.copy(i), Precision::F32)
-                        .expect("lengths match");
-                    i += 1;
-                },
-            );
+            let name = format!("{name} {n}x{k} M={m}");
+            few::<f32>(&filter, &format!("{name} f32"), [m, n, k], bits, group);
+            few::<bf16>(&filter, &format!("{name} bf16"), [m, n, k], bits, group);
         }
         for m in [64, 512] {
             let w = Weights::new(bits, group, n, k, 0);
@@ -331,8 +340,8 @@ fn main() {
     }
     for (n, k) in [(3072, 1024), (4096, 4096)] {
         let weight = noise(n * k);
-        let brain: Vec<half::bf16> = weight.iter().map(|&v| half::bf16::from_f32(v)).collect();
-        let half: Vec<half::f16> = weight.iter().map(|&v| half::f16::from_f32(v)).collect();
+        let brain: Vec<bf16> = weight.iter().map(|&v| bf16::from_f32(v)).collect();
+        let half: Vec<f16> = weight.iter().map(|&v| f16::from_f32(v)).collect();
         for m in [1, 64, 512] {
             let x = noise(m * k);
             let mut y = vec![0.0; m * n];

@@ -9,11 +9,11 @@
     python benches/peers.py --model qwen3.5-0.8b   the same of Qwen3.5-0.8B: most layers are gated delta nets
     python benches/peers.py --model qwen3-8b --device gpu      mlex and mlx-lm on a GPU
 
-Prints Markdown tables of medians. On a CPU they have the kernels alone too, without MLX, at shapes of
-the model: what is left of their rates in a whole model. The peers are the packages `llama-cpp-python` and `mlx-lm` of
-the Python that runs this; one that is not installed is left out, with a note on stderr. Each
-measurement is a process of its own, and the programs take turns, so that a change of the
-machine's speed meets all of them.
+Prints Markdown tables of medians. On a CPU they have the kernels alone too, without MLX, at shapes
+of the model: what is left of their rates in a whole model. The peers are the packages
+`llama-cpp-python` and `mlx-lm` of the Python that runs this; one that is not installed is left out,
+with a note on stderr. Each measurement is a process of its own, and the programs take turns, so
+that a change of the machine's speed meets all of them.
 
 All of them get random tokens, and a short run before the one that counts. mlex takes its rates
 from `mlex bench`, sampling included; llama.cpp and mlx-lm are measured without sampling (mlx-lm

@@ -217,6 +217,51 @@ fn attention_step(filter: &str) {
     }
 }
 
+/// Attention of a prompt of 512 positions, and of the last 512 of a longer one.
+fn attention_prompt<T: Element>(
+    filter: &str,
+    model: &str,
+    [q_heads, kv_heads, dim]: [usize; 3],
+    dtype: &str,
+) {
+    for (q_len, kv_len) in [(512, 512), (512, 4096)] {
+        let name = format!("{model} attention prompt {dtype} {q_len} of {kv_len}");
+        if !name.contains(filter) {
+            continue;
+        }
+        let values = |n: usize| -> Vec<T> { noise(n).into_iter().map(T::from_f32).collect() };
+        let q = values(q_heads * q_len * dim);
+        let (k, v) = (
+            values(kv_heads * kv_len * dim),
+            values(kv_heads * kv_len * dim),
+        );
+        let mut out = values(q_heads * q_len * dim);
+        let shape = AttentionShape {
+            batch: 1,
+            q_heads,
+            kv_heads,
+            q_len,
+            kv_len,
+            head_dim: dim,
+            value_dim: dim,
+        };
+        let options = AttentionOptions {
+            scale: 0.125,
+            mask: Mask::Causal { window: None },
+            sinks: None,
+            output: OutputOrder::LengthFirst,
+        };
+        // Query `i` sees the keys before the queries, and `i + 1`.
+        let pairs = q_len * (kv_len - q_len) + q_len * (q_len + 1) / 2;
+        let flops = (4 * dim * q_heads * pairs) as f64;
+        row(filter, &name, flops, "GFLOP/s", || {
+            let q = Heads::contiguous(&q, q_heads, q_len, dim);
+            let part = |data| Heads::contiguous(data, kv_heads, kv_len, dim);
+            attention(&mut out, q, part(&k), part(&v), shape, options).expect("lengths match");
+        });
+    }
+}
+
 /// The same in f32, plain and packed; what counts is keys in a second.
 fn packed_attention_step(filter: &str) {
     let (q_heads, kv_heads, dim) = (9, 3, 64);
@@ -308,6 +353,14 @@ fn main() {
     step::<bf16>(&filter, "bf16");
     attention_step(&filter);
     packed_attention_step(&filter);
+    for (model, heads) in [
+        ("smollm2", [9, 3, 64]),
+        ("qwen3-0.6b", [16, 8, 128]),
+        ("qwen3.5-4b", [16, 4, 256]),
+    ] {
+        attention_prompt::<f32>(&filter, model, heads, "f32");
+        attention_prompt::<bf16>(&filter, model, heads, "bf16");
+    }
 
     for (name, bits, group, n, k) in [
         ("smollm2 up 4 bit", 4, 32, 1536, 576),

@@ -6,18 +6,24 @@
 
 use super::Job;
 use super::packed::Vectors;
+use super::scores::{Keys, Queries, floats};
 use crate::Element;
 use crate::simd::attention::{NO_SCORE, Softmax, Transpose};
 use crate::simd::gemm::Panel;
-use crate::simd::rows::{FillPanel, Narrow, Source, Widen};
+use crate::simd::rows::Narrow;
 use crate::simd::scratch::{self, Buffers};
 use crate::simd::{Kernel, Level, Simd};
-use crate::threads::{Rows, parallel_for};
+use crate::threads::{Rows, parallel_for, threads};
 
 /// Keys of a block: whole tiles of 14 and of 16 rows.
 const KEYS: usize = 112;
-/// Queries times heads that share a block of keys, about.
-const LANES: usize = 128;
+/// Queries times heads that share a block of keys, at most about: the work on the block (it is
+/// widened or transposed) is done once for them.
+const LANES: usize = 192;
+/// The least, where there are many threads.
+const FEW_LANES: usize = 32;
+/// Tasks for each thread, so that all have as much to do.
+const TASKS: usize = 4;
 
 /// Rows and columns of a GEMM tile.
 struct Shape;
@@ -33,9 +39,12 @@ impl Kernel for Shape {
 pub(super) fn run<T: Element, S: Vectors>(job: &Job<'_, T, S>, out: &Rows<'_, T>) {
     let level = Level::current();
     let shape = job.shape;
-    let queries = (LANES / job.group()).clamp(1, shape.q_len);
-    let chunks = shape.q_len.div_ceil(queries);
     let heads = shape.batch * shape.kv_heads;
+    let wanted = (TASKS * threads()).div_ceil(heads.max(1));
+    let queries = shape.q_len.div_ceil(wanted);
+    let (few, many) = (FEW_LANES / job.group(), LANES / job.group());
+    let queries = queries.clamp(few, many).clamp(1, shape.q_len);
+    let chunks = shape.q_len.div_ceil(queries);
     parallel_for(heads * chunks, |index| {
         // The last queries of a causal mask see the most keys: first things first.
         let chunk = chunks - 1 - index / heads;
@@ -79,34 +88,15 @@ impl<T: Element, S: Vectors> Task<'_, T, S> {
         let (tile, width) = level.dispatch(Shape);
         let lanes = self.queries * job.group();
         let panels = lanes.div_ceil(width);
-        let [query_buffer, key_buffer, score_buffer, output_buffer] = buffers;
+        let [query_buffer, key_buffer, value_buffer, buffer] = buffers;
+        let sizes = [lanes, width];
+        let lane = |l| self.lane(l);
+        let queries = Queries::new(job, level, self.batch, sizes, lane, query_buffer);
 
-        let (packed, rows) = query_buffer
-            .floats((panels * width + lanes) * d)
-            .split_at_mut(panels * width * d);
-        for (lane, to) in rows.chunks_exact_mut(d).enumerate().take(lanes) {
-            let (head, query) = self.lane(lane);
-            level.dispatch(Widen {
-                from: &job.q.at(self.batch, head, query)[..d],
-                to,
-            });
-            to.iter_mut().for_each(|x| *x *= job.options.scale);
-        }
-        for (p, panel) in packed.chunks_exact_mut(width * d).enumerate() {
-            let (source, count) = (Source::Dense(&*rows), width.min(lanes - p * width));
-            let first = p * width;
-            level.dispatch(FillPanel {
-                source,
-                k: d,
-                first,
-                count,
-                k0: 0,
-                size: d,
-                panel,
-            });
-        }
-
-        let outputs = &mut output_buffer.floats(panels * width * v)[..panels * width * v];
+        let work = (KEYS * (width + d)).max(width * v);
+        let (outputs, rest) = buffer
+            .floats(panels * width * v + work)
+            .split_at_mut(panels * width * v);
         outputs.fill(0.0);
         let mut largest = vec![NO_SCORE; panels * width];
         let mut total = vec![0.0; panels * width];
@@ -117,26 +107,14 @@ impl<T: Element, S: Vectors> Task<'_, T, S> {
             }
         }
 
-        let (keys, rest) = key_buffer.floats(KEYS * (2 * d + v)).split_at_mut(KEYS * d);
-        let (transposed, values) = rest.split_at_mut(KEYS * d);
-        let scores = score_buffer.floats(KEYS * width);
+        let (scores, transposed) = rest[..KEYS * (width + d)].split_at_mut(KEYS * width);
         let start = job.visible(self.first).0;
         let end = job.visible(self.first + self.queries - 1).1;
         for key in (start..end).step_by(KEYS) {
             let count = KEYS.min(end - key);
-            for i in 0..count {
-                let at = [self.batch, self.kv_head, key + i];
-                job.k.widen(level, at, &mut keys[i * d..][..d]);
-                job.v.widen(level, at, &mut values[i * v..][..v]);
-            }
-            let to = &mut *transposed;
-            level.dispatch(Transpose {
-                from: keys,
-                rows: count,
-                columns: d,
-                to,
-                to_stride: KEYS,
-            });
+            let at = [self.batch, self.kv_head, key];
+            let keys = Keys::new(&job.k, level, at, [count, d], key_buffer, transposed);
+            let (values, stride) = floats(&job.v, level, at, [count, v], value_buffer);
             for p in 0..panels {
                 let at = p * width;
                 let used = width.min(lanes - at);
@@ -146,18 +124,9 @@ impl<T: Element, S: Vectors> Task<'_, T, S> {
                 }
                 // Keys after the last that any lane sees need no work.
                 let count = count.min(seen.1 - key);
-                let panel = &packed[at * d..][..width * d];
                 for (from, rows) in tiles(count, tile) {
-                    level.dispatch(Panel {
-                        k: d,
-                        rows,
-                        a: &transposed[from..],
-                        a_stride: KEYS,
-                        b: panel,
-                        c: &mut scores[from * width..],
-                        c_stride: width,
-                        accumulate: false,
-                    });
+                    let scores = &mut scores[from * width..];
+                    queries.score(level, &keys, (from, rows), d, (p, width), scores);
                 }
                 let output = &mut outputs[at * v..][..width * v];
                 self.softmax(
@@ -173,7 +142,7 @@ impl<T: Element, S: Vectors> Task<'_, T, S> {
                         k: count,
                         rows,
                         a: &values[from..],
-                        a_stride: v,
+                        a_stride: stride,
                         b: scores,
                         c: &mut output[from * width..],
                         c_stride: width,
@@ -182,20 +151,21 @@ impl<T: Element, S: Vectors> Task<'_, T, S> {
                 }
             }
         }
-        let row_buffer = score_buffer.floats(width * v);
+        let rows = &mut rest[..width * v];
         for p in 0..panels {
             let at = p * width;
             let from = &outputs[at * v..][..width * v];
-            let to = &mut *row_buffer;
+            let to = &mut *rows;
             level.dispatch(Transpose {
                 from,
+                from_stride: width,
                 rows: v,
                 columns: width,
                 to,
                 to_stride: v,
             });
             for lane in 0..width.min(lanes - at) {
-                let row = &mut row_buffer[lane * v..][..v];
+                let row = &mut rows[lane * v..][..v];
                 let total = total[at + lane];
                 let factor = if total == 0.0 { 0.0 } else { 1.0 / total };
                 row.iter_mut().for_each(|x| *x *= factor);
@@ -231,13 +201,16 @@ impl<T: Element, S: Vectors> Task<'_, T, S> {
         let width = largest.len();
         let mut bounds = [vec![], vec![]];
         let mut visible = None;
+        let mut scale = job.options.scale;
         if job.has_bias() {
             for (i, scores) in scores.chunks_exact_mut(width).enumerate().take(keys.1) {
                 for (lane, score) in scores.iter_mut().enumerate().take(lanes.1) {
                     let (head, query) = self.lane(lanes.0 + lane);
-                    *score += job.bias(self.batch, head, query, keys.0 + i);
+                    let bias = job.bias(self.batch, head, query, keys.0 + i);
+                    *score = *score * scale + bias;
                 }
             }
+            scale = 1.0;
         } else {
             let first = job.visible(self.lane(lanes.0 + lanes.1 - 1).1).0;
             let end = job.visible(self.lane(lanes.0).1).1;
@@ -255,6 +228,7 @@ impl<T: Element, S: Vectors> Task<'_, T, S> {
         let keys = keys.1;
         self.level.dispatch(Softmax {
             scores,
+            scale,
             keys,
             largest,
             total,

@@ -3,6 +3,7 @@
 mod blocked;
 mod decode;
 mod packed;
+mod scores;
 
 use crate::error::{check, check_len, product};
 use crate::threads::{Expectation, Rows};

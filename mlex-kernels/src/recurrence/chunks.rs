@@ -230,6 +230,7 @@ impl<T: Element, R: Rule<T>> Recurrence<'_, T, R> {
                     Part::Written => written,
                     Part::Read => read,
                 },
+                from_stride: shared,
                 rows: n,
                 columns: shared,
                 to: &mut memory.across[index * CHUNK..],
@@ -246,6 +247,7 @@ impl<T: Element, R: Rule<T>> Recurrence<'_, T, R> {
             }
             self.level.dispatch(Transpose {
                 from: &written[first * shared..],
+                from_stride: shared,
                 rows,
                 columns: shared,
                 to: columns,

@@ -72,6 +72,7 @@ impl Panels {
         for (from, to) in parts.zip(panels.chunks_exact_mut(rows * width)) {
             level.dispatch(Transpose {
                 from,
+                from_stride: dim,
                 rows: from.len() / dim,
                 columns: dim,
                 to,
@@ -88,6 +89,7 @@ impl Panels {
             if to.len() == width * dim {
                 level.dispatch(Transpose {
                     from,
+                    from_stride: width,
                     rows: dim,
                     columns: width,
                     to,

@@ -96,13 +96,42 @@ unsafe fn fill(w: &[bf16], k: usize, first: usize, count: usize, to: &mut [u8]) 
 pub(crate) fn multiply(k: usize, rows: usize, tile: &[u8], panel: &[u8], c: &mut [f32]) {
     assert!(rows <= ROWS && c.len() >= rows * COLUMNS);
     assert!(tile.len() >= packed_bytes(k, rows) && panel.len() >= packed_bytes(k, COLUMNS));
+    // SAFETY: the lengths were checked.
+    unsafe { run_rows::<true>(rows, k.div_ceil(2), tile.as_ptr(), 4, panel, c) }
+}
+
+/// The same for rows of an even number of values as they are in memory, `stride` values apart.
+pub(crate) fn multiply_rows(
+    k: usize,
+    rows: usize,
+    x: &[bf16],
+    stride: usize,
+    panel: &[u8],
+    c: &mut [f32],
+) {
+    assert!(rows <= ROWS && k.is_multiple_of(2) && c.len() >= rows * COLUMNS);
+    assert!(rows == 0 || x.len() >= (rows - 1) * stride + k);
+    assert!(panel.len() >= packed_bytes(k, COLUMNS));
+    // SAFETY: the lengths were checked.
+    unsafe { run_rows::<false>(rows, k / 2, x.as_ptr().cast(), 2 * stride, panel, c) }
+}
+
+/// # Safety
+/// As [`run`], of `rows` rows. This is only used at the level that has the instructions.
+unsafe fn run_rows<const PACKED: bool>(
+    rows: usize,
+    pairs: usize,
+    x: *const u8,
+    row_bytes: usize,
+    panel: &[u8],
+    c: &mut [f32],
+) {
     macro_rules! rows {
         ($($n:literal)*) => {
             match rows {
                 0 => {}
-                // SAFETY: the lengths were checked; only used at the level that has the
-                // instructions.
-                $($n => unsafe { run::<$n>(k.div_ceil(2), tile, panel, c) },)*
+                // SAFETY: the caller's promise.
+                $($n => unsafe { run::<$n, PACKED>(pairs, x, row_bytes, panel, c) },)*
                 _ => unreachable!("{rows} rows"),
             }
         };
@@ -110,25 +139,34 @@ pub(crate) fn multiply(k: usize, rows: usize, tile: &[u8], panel: &[u8], c: &mut
     rows!(1 2 3 4 5 6 7 8 9 10 11 12 13 14);
 }
 
+/// `R` rows at `x`, the pairs of which are `row_bytes` apart, and follow each other if they are not
+/// `PACKED`.
+///
 /// # Safety
-/// The CPU has AVX-512 BF16; lengths as [`multiply`] checks, for `R` rows.
+/// The CPU has AVX-512 BF16; `x` and `panel` hold `pairs` pairs of each row, `c` the results.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma")]
-unsafe fn run<const R: usize>(pairs: usize, tile: &[u8], panel: &[u8], c: &mut [f32]) {
-    let mut x = tile.as_ptr().cast::<i32>();
+unsafe fn run<const R: usize, const PACKED: bool>(
+    pairs: usize,
+    mut x: *const u8,
+    row_bytes: usize,
+    panel: &[u8],
+    c: &mut [f32],
+) {
+    let (row_bytes, next) = if PACKED { (4, 4 * R) } else { (row_bytes, 4) };
     let mut w = panel.as_ptr();
     let mut acc = [[_mm512_setzero_ps(); 2]; R];
-    // SAFETY: `pairs` rows of `R` words and of 128 bytes; vectors of bf16 and of integers
-    // have the same bits.
+    // SAFETY: the caller's promise; vectors of bf16 and of integers have the same bits.
     unsafe {
         for _ in 0..pairs {
             let w0: __m512bh = std::mem::transmute(_mm512_loadu_si512(w.cast()));
             let w1: __m512bh = std::mem::transmute(_mm512_loadu_si512(w.add(64).cast()));
             for (i, acc) in acc.iter_mut().enumerate() {
-                let x: __m512bh = std::mem::transmute(_mm512_set1_epi32(x.add(i).read_unaligned()));
+                let pair = x.add(i * row_bytes).cast::<i32>().read_unaligned();
+                let x: __m512bh = std::mem::transmute(_mm512_set1_epi32(pair));
                 acc[0] = _mm512_dpbf16_ps(acc[0], w0, x);
                 acc[1] = _mm512_dpbf16_ps(acc[1], w1, x);
             }
-            x = x.add(R);
+            x = x.add(next);
             w = w.add(4 * COLUMNS);
         }
         for (i, acc) in acc.iter().enumerate() {

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[cfg(target_arch = "x86_64")]
 use half::bf16;
 
-#[cfg(target_arch = "x86_64")]
 use super::{Kind, Vector};
 
 #[derive(Clone, Copy)]
@@ -57,6 +56,24 @@ pub(crate) fn as_brains<T: Vector>(slice: &[T]) -> &[bf16] {
     assert_eq!(T::KIND, Kind::Bf16);
     // SAFETY: the one type of this kind is bfloat16.
     unsafe { std::slice::from_raw_parts(slice.as_ptr().cast(), slice.len()) }
+}
+
+/// A slice of f32 under the name of its element type.
+///
+/// # Panics
+/// When the type is another one.
+pub(crate) fn as_floats<T: Vector>(slice: &[T]) -> &[f32] {
+    assert_eq!(T::KIND, Kind::F32);
+    // SAFETY: the one type of this kind is f32.
+    unsafe { std::slice::from_raw_parts(slice.as_ptr().cast(), slice.len()) }
+}
+
+/// The bytes of a slice of bfloat16, to write.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn brain_bytes_mut(slice: &mut [bf16]) -> &mut [u8] {
+    let length = std::mem::size_of_val(slice);
+    // SAFETY: no padding, and any bits are a bfloat16.
+    unsafe { std::slice::from_raw_parts_mut(slice.as_mut_ptr().cast(), length) }
 }
 
 /// The buffers of one use.

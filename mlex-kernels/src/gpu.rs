@@ -184,7 +184,7 @@ pub struct CudaSource {
 /// |---|---|
 /// | `x` | `[.., K]`, float16 or bfloat16 |
 /// | `w` | `[N, K / 8]`, uint32, the first number in the lowest bits |
-/// | `scales`, `biases` | `[N, K / GROUP]` |
+/// | `scales`, `biases` | `[N, K / GROUP]`, of types `SCALES` and `BIASES` |
 ///
 /// The output is `y` `[.., N]` of type `T`, that of `x`. Constants are `GROUP` (32, 64 or 128, which
 /// divides K), `WARPS` (at least 4) and `HALF` (`x` is float16). The grid is
@@ -193,25 +193,92 @@ pub const QUANTIZED_ROWS: CudaSource = CudaSource {
     name: "mlex_quantized_rows",
     inputs: &["x", "w", "scales", "biases"],
     outputs: &["y"],
-    header: r#"template <int COUNT>
-struct alignas(4 * COUNT) Words {
-  unsigned int word[COUNT];
-};
-template <bool HALF>
-__device__ inline void multiply(float* c, unsigned int a0, unsigned int a1, unsigned int a2,
-                                unsigned int a3, unsigned int b0, unsigned int b1) {
-  if constexpr (HALF) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-  }
-}
-"#,
+    header: include_str!("../gpu/quantized_rows.h"),
     source: include_str!("../gpu/quantized_rows.inc"),
+};
+
+/// As [`QUANTIZED_ROWS`], `silu(gate(x)) * up(x)` with two weights of one shape: the products are not
+/// rounded before.
+pub const QUANTIZED_ROWS_GATED: CudaSource = CudaSource {
+    name: "mlex_quantized_rows_gated",
+    inputs: &[
+        "x",
+        "gate",
+        "gate_scales",
+        "gate_biases",
+        "up",
+        "up_scales",
+        "up_biases",
+    ],
+    outputs: &["y"],
+    header: include_str!("../gpu/quantized_rows.h"),
+    source: include_str!("../gpu/quantized_rows_gated.inc"),
+};
+
+/// As [`QUANTIZED_ROWS`], with three weights of the same number of columns, whose products are
+/// `queries`, `keys` and `values`. The grid's third dimension has the blocks of 16 rows of each, one
+/// after the other.
+pub const QUANTIZED_ROWS_THREE: CudaSource = CudaSource {
+    name: "mlex_quantized_rows_three",
+    inputs: &[
+        "x", "q", "q_scales", "q_biases", "k", "k_scales", "k_biases", "v", "v_scales", "v_biases",
+    ],
+    outputs: &["queries", "keys", "values"],
+    header: include_str!("../gpu/quantized_rows.h"),
+    source: include_str!("../gpu/quantized_rows_three.inc"),
+};
+
+/// How a warp adds up.
+const LANE_SUM: &str = "__device__ inline float lane_sum(float x) {
+  for (int offset = 16; offset > 0; offset /= 2) {
+    x += __shfl_xor_sync(0xffffffffu, x, offset);
+  }
+  return x;
+}
+";
+
+/// What stands between the projections of an attention layer and its cache: the RMS norm of each
+/// head, where `NORMED`, and the rotation by position.
+///
+/// | Input | |
+/// |---|---|
+/// | `queries`, `keys` | `[B, L, H * DIM]`, `[B, L, H_kv * DIM]`, type `T` |
+/// | `query_weight`, `key_weight` | `[DIM]`, of types `QUERY_WEIGHT` and `KEY_WEIGHT`, if `NORMED`, else anything |
+/// | `inverse` | `[ROTATED / 2]`, f32: radians per position |
+/// | `offset` | `[1]`, int32: the first position |
+///
+/// Outputs are `queries_out` `[B, H, L, DIM]` and `keys_out` `[B, H_kv, L, DIM]`. Constants are
+/// `NORMED`, `HEADS`, `KV_HEADS`, `DIM` (a multiple of 32), `ROTATED` (a multiple of 64, at most `DIM`;
+/// the two halves of it form the pairs), and the bits of the floats `QUERY_EPS`, `KEY_EPS` and
+/// `SCALE`, which positions are multiplied by. The grid is `[32, H + H_kv, B * L]`.
+pub const NORM_ROPE: CudaSource = CudaSource {
+    name: "mlex_norm_rope",
+    inputs: &[
+        "queries",
+        "keys",
+        "query_weight",
+        "key_weight",
+        "inverse",
+        "offset",
+    ],
+    outputs: &["queries_out", "keys_out"],
+    header: LANE_SUM,
+    source: include_str!("../gpu/norm_rope.inc"),
+};
+
+/// `x + added`, and the RMS norm of that.
+///
+/// | Input | |
+/// |---|---|
+/// | `x`, `added` | `[.., DIM]`, type `T` |
+/// | `weight` | `[DIM]`, of type `WEIGHT` |
+///
+/// Outputs are `sum` and `normed`, as `x`. Constants are `DIM`, `WARPS` and the bits of the float `EPS`.
+/// The grid is `[32 * WARPS, rows, 1]` in groups of `[32 * WARPS, 1, 1]`.
+pub const ADD_RMS_NORM: CudaSource = CudaSource {
+    name: "mlex_add_rms_norm",
+    inputs: &["x", "added", "weight"],
+    outputs: &["sum", "normed"],
+    header: LANE_SUM,
+    source: include_str!("../gpu/add_rms_norm.inc"),
 };

@@ -4,7 +4,7 @@ use mlex_core::Array;
 
 use crate::chain::{self, Chain};
 use crate::host::{Sequence, Value};
-use crate::{Linear, Result, Weights, host};
+use crate::{Linear, Result, Weights, cuda, host};
 
 /// `x * sigmoid(x)`.
 ///
@@ -153,6 +153,9 @@ impl GatedMlp {
     pub fn inner(&self, x: &Array) -> Result<Array> {
         let (gate, up) = (self.gate_proj.weight(), self.up_proj.weight());
         if let Some(inner) = host::gated_linear(x, self.activation, gate, up)? {
+            return Ok(inner);
+        }
+        if let Some(inner) = cuda::gated_linear(x, self.activation, gate, up)? {
             return Ok(inner);
         }
         let gate = self.gate_proj.forward(x)?;

@@ -2,9 +2,9 @@
 
 use mlex_core::{Array, AttentionMask};
 
-use crate::cache::{KvCache, Mask};
+use crate::cache::{KvCache, Mask, Offset};
 use crate::host::{self, Attend, CacheUpdate, Sequence, Value};
-use crate::{Error, Linear, Result, RmsNorm, Rope, Rotations, Weights};
+use crate::{Error, Linear, Result, RmsNorm, Rope, Rotations, Weights, cuda};
 
 /// The settings of a [`SelfAttention`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -105,6 +105,9 @@ impl SelfAttention {
             return self.o_proj.forward(&output);
         }
         let offset = cache.offset();
+        if let Some(ready) = self.normed_and_rotated(&queries, &keys, &offset)? {
+            return self.attended(ready, values, mask, cache);
+        }
         self.compute([queries, keys, values], mask, cache, |x| match &self.rope {
             Some(rope) => rope.forward(&x, &offset),
             None => Ok(x),
@@ -136,6 +139,35 @@ impl SelfAttention {
     ) -> Result<Array> {
         let queries = rotate(self.heads(queries, self.num_heads, self.q_norm.as_ref())?)?;
         let keys = rotate(self.heads(keys, self.num_kv_heads, self.k_norm.as_ref())?)?;
+        self.attended([queries, keys], values, mask, cache)
+    }
+
+    /// Queries and keys with their positions in them, in one node; none where there is no kernel.
+    fn normed_and_rotated(
+        &self,
+        queries: &Array,
+        keys: &Array,
+        offset: &Offset,
+    ) -> Result<Option<[Array; 2]>> {
+        let (Some(rope), &Offset::Same(offset)) = (&self.rope, offset) else {
+            return Ok(None);
+        };
+        let norms = match (&self.q_norm, &self.k_norm) {
+            (Some(query), Some(key)) => Some([query.parameters(), key.parameters()]),
+            _ => None,
+        };
+        let heads = [self.num_heads, self.num_kv_heads];
+        cuda::normed_and_rotated([queries, keys], heads, norms, rope, offset)
+    }
+
+    /// The rest, of queries and keys `[B, H, L, D]` that have their positions in them.
+    fn attended(
+        &self,
+        [queries, keys]: [Array; 2],
+        values: Array,
+        mask: &Mask,
+        cache: &mut KvCache,
+    ) -> Result<Array> {
         let values = self.heads(values, self.num_kv_heads, None)?;
         let (keys, values) = cache.update(&keys, &values)?;
 
@@ -191,12 +223,19 @@ impl SelfAttention {
         if let Some(Ok(outputs)) = outputs.map(<[Array; 3]>::try_from) {
             return Ok(outputs);
         }
+        if let Some(outputs) = cuda::linear_three(x, projections.map(Linear::weight))? {
+            return Ok(outputs);
+        }
         let [q_proj, k_proj, v_proj] = projections;
         Ok([q_proj.forward(x)?, k_proj.forward(x)?, v_proj.forward(x)?])
     }
 
     /// `[B, L, heads * D]` to `[B, heads, L, D]`, normalized per head.
     fn heads(&self, x: Array, heads: i32, norm: Option<&RmsNorm>) -> Result<Array> {
+        let (batch, length) = (x.dim(0)?, x.dim(1)?);
+        if norm.is_none() && length == 1 {
+            return Ok(x.reshape(&[batch, heads, 1, -1])?);
+        }
         let x = x.unflatten(-1, &[heads, -1])?;
         let x = match norm {
             Some(norm) => norm.forward(&x)?,

@@ -2,17 +2,18 @@
 //!
 //! Measured on an H200 with MLX 0.32.4; docs/backends.md has the numbers.
 
-use mlex_core::{Array, Dtype, GpuLaunch, QuantizationMode, Quantized, QuantizedWeight};
-use mlex_kernels::gpu::QUANTIZED_ROWS;
+mod attention;
+mod few_rows;
+mod norm;
 
-use crate::{Result, gpu};
+use mlex_core::{Array, Dtype, QuantizationMode, Quantized, QuantizedWeight};
 
-/// Up to how many rows our kernel multiplies: the tensor cores take so many at once.
-const FEW_ROWS: usize = 8;
-/// How large a weight is, in numbers, that our kernel is worth it for: with one row, and with
-/// more. A call of a kernel that is not MLX's takes the host some microseconds more, which a
-/// smaller weight does not give back; MLX's takes a multiple of its time for more rows.
-const LARGE: [i64; 2] = [1 << 23, 1 << 20];
+use crate::Result;
+
+pub(crate) use attention::{capacity, normed_and_rotated};
+pub(crate) use few_rows::{gated_linear, linear_three};
+pub(crate) use norm::add_rms_norm;
+
 /// From how many rows on, and products of two numbers, a weight is unpacked and multiplied by
 /// cuBLAS: MLX's kernel reaches a seventh of what the tensor cores do, and unpacking takes as long
 /// as it needs for some 200 rows.
@@ -33,7 +34,7 @@ const MOST_EXPERTS: i32 = 1024;
 pub(crate) fn quantized_matmul(x: &Array, weight: &QuantizedWeight) -> Result<Array> {
     let columns = x.dim(-1)?;
     let rows = x.size() / columns.max(1) as usize;
-    if let Some(y) = few_rows(x, weight, rows)? {
+    if let Some(y) = few_rows::product(x, weight)? {
         return Ok(y);
     }
     let Quantized {
@@ -75,6 +76,11 @@ pub(crate) fn gather_matmul(
     Ok(weight.gather_matmul(x, None, Some(indices), sorted)?)
 }
 
+/// A number as a constant of a kernel, which are whole.
+fn bits_of(number: f32) -> i32 {
+    i32::from_ne_bytes(number.to_ne_bytes())
+}
+
 fn is_half(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::Float16 | Dtype::Bfloat16)
 }
@@ -92,48 +98,4 @@ fn unpacked(weight: &QuantizedWeight, dtype: Dtype) -> Result<Array> {
         layout: weight.layout,
     };
     Ok(weight.dequantize(Some(dtype))?)
-}
-
-/// The product by our kernel, where it has the layout.
-fn few_rows(x: &Array, weight: &QuantizedWeight, rows: usize) -> Result<Option<Array>> {
-    let Quantized {
-        bits,
-        group_size,
-        mode,
-    } = weight.layout;
-    let (dtype, columns) = (x.dtype(), x.dim(-1)?);
-    let &[outputs, words] = weight.weight.shape() else {
-        return Ok(None);
-    };
-    let applies = mode == QuantizationMode::Affine
-        && bits == 4
-        && is_half(dtype)
-        && (1..=FEW_ROWS).contains(&rows)
-        && i64::from(outputs) * i64::from(columns) >= LARGE[usize::from(rows > 1)]
-        && i64::from(words) * 8 == i64::from(columns)
-        && columns % group_size == 0;
-    let Some(biases) = weight.biases.as_ref().filter(|_| applies) else {
-        return Ok(None);
-    };
-    // Warps that share the rows of a block: with few rows in all there are few blocks.
-    let warps = match outputs {
-        8192.. => 4,
-        1537.. => 8,
-        _ => 16,
-    };
-    let mut shape = x.shape().to_vec();
-    if let Some(last) = shape.last_mut() {
-        *last = outputs;
-    }
-    let launch = GpuLaunch {
-        outputs: &[(&shape, dtype)],
-        grid: [32, warps, outputs.saturating_add(15) / 16],
-        group: [32, warps, 1],
-        numbers: &[("GROUP", group_size), ("WARPS", warps)],
-        flags: &[("HALF", dtype == Dtype::Float16)],
-        types: &[("T", dtype)],
-    };
-    let inputs = [x, &weight.weight, &weight.scales, biases];
-    let outputs = gpu::call_cuda(&QUANTIZED_ROWS, &inputs, &launch)?;
-    Ok(outputs.and_then(|mut outputs| outputs.pop()))
 }

@@ -29,6 +29,14 @@ pub(crate) fn language() -> Result<Option<GpuLanguage>> {
     Ok(*KNOWN.get_or_init(|| found))
 }
 
+/// Whether kernels for CUDA compute.
+///
+/// # Errors
+/// When MLX cannot tell.
+pub(crate) fn is_cuda() -> Result<bool> {
+    Ok(language()? == Some(GpuLanguage::Cuda) && host::enabled())
+}
+
 /// Puts a call of `source` into the graph. `None` where the current stream is not one of a GPU
 /// that has kernels of our own, or they are switched off.
 pub(crate) fn call(
@@ -62,7 +70,7 @@ pub(crate) fn call_cuda(
     inputs: &[&Array],
     launch: &GpuLaunch<'_>,
 ) -> Result<Option<Vec<Array>>> {
-    if language()? != Some(GpuLanguage::Cuda) || !host::enabled() {
+    if !is_cuda()? {
         return Ok(None);
     }
     let compile = || {

@@ -3,7 +3,7 @@
 use mlex_core::Array;
 
 use crate::host::{Constants, Parameters, Sequence, Value};
-use crate::{Result, Weights, host};
+use crate::{Result, Weights, cuda, host};
 
 /// `x / sqrt(mean(x^2) + eps) * weight` ("Root Mean Square Layer Normalization").
 #[derive(Clone, Debug)]
@@ -48,6 +48,9 @@ impl RmsNorm {
     /// When the shapes do not fit.
     pub fn forward_sum(&self, x: &Array, residual: &Array) -> Result<(Array, Array)> {
         if let Some(outputs) = host::add_rms_norm(x, residual, self.parameters())? {
+            return Ok(outputs);
+        }
+        if let Some(outputs) = cuda::add_rms_norm(x, residual, self.parameters())? {
             return Ok(outputs);
         }
         let sum = x.add(residual)?;

@@ -1,6 +1,7 @@
 //! Rotary position embedding with the scalings that checkpoints name.
 
 use std::f32::consts::TAU;
+use std::sync::Arc;
 
 use mlex_core::{Array, Rope as Rotation};
 
@@ -94,6 +95,8 @@ pub struct Rope {
     magnitude: f32,
     /// The same for the kernels.
     kernel: RopeKernel,
+    /// Radians per position, `[dims / 2]`, for kernels on a GPU.
+    inverse: Array,
 }
 
 impl Rope {
@@ -113,7 +116,9 @@ impl Rope {
             return Err(Error::setting("rope dims", "a positive even number", dims));
         }
         positive("rope_theta", base)?;
+        let inverse: Arc<[f32]> = wavelengths(dims, base).map(f32::recip).collect();
         let mut rope = Self {
+            inverse: Array::from_slice(&inverse, &[dims / 2])?,
             dims,
             base,
             traditional,
@@ -123,7 +128,7 @@ impl Rope {
             kernel: RopeKernel {
                 dims,
                 traditional,
-                inverse: wavelengths(dims, base).map(f32::recip).collect(),
+                inverse,
                 scale: 1.0,
             },
         };
@@ -261,6 +266,7 @@ impl Rope {
         let freqs: Vec<f32> = freqs.collect();
         // An infinite wavelength is no rotation.
         self.kernel.inverse = freqs.iter().map(|freq| freq.recip()).collect();
+        self.inverse = Array::from_slice(&self.kernel.inverse, &[freqs.len() as i32])?;
         self.freqs = Some(Array::from_slice(&freqs, &[freqs.len() as i32])?);
         Ok(())
     }
@@ -327,6 +333,13 @@ impl Rope {
     /// What the kernels need, where the rotation is all there is to it.
     pub(crate) fn kernel(&self) -> Option<&RopeKernel> {
         (self.magnitude == 1.0).then_some(&self.kernel)
+    }
+
+    /// Radians per position `[dims / 2]`, what positions are multiplied by, and how many entries are
+    /// rotated, where the two halves of them form the pairs and the rotation is all there is to it.
+    pub(crate) fn halves(&self) -> Option<(&Array, f32, i32)> {
+        let halves = !self.traditional && self.magnitude == 1.0;
+        halves.then_some((&self.inverse, self.scale, self.dims))
     }
 
     /// `x` with the rotated entries multiplied by the magnitude, where it is not 1.

@@ -19,8 +19,20 @@ fn f64s(array: &Array) -> Vec<f64> {
 
 /// A layer of `[outputs, columns]`, and its weight.
 fn layer(outputs: i32, columns: i32, layout: Quantized, dtype: Dtype) -> (Linear, Vec<f64>) {
-    let weight = uniform(1, &[outputs, columns]).as_type(dtype).unwrap();
-    let packed = QuantizedWeight::quantize(&weight, layout).unwrap();
+    layer_with(outputs, columns, layout, dtype, dtype)
+}
+
+/// The same with biases of another type than the scales.
+fn layer_with(
+    outputs: i32,
+    columns: i32,
+    layout: Quantized,
+    scales: Dtype,
+    biases: Dtype,
+) -> (Linear, Vec<f64>) {
+    let weight = uniform(1, &[outputs, columns]).as_type(scales).unwrap();
+    let mut packed = QuantizedWeight::quantize(&weight, layout).unwrap();
+    packed.biases = packed.biases.map(|array| array.as_type(biases).unwrap());
     let wide = |array: &Array| array.as_type(Dtype::Float32).unwrap();
     let exact = QuantizedWeight {
         weight: packed.weight.clone(),
@@ -120,6 +132,25 @@ fn large_weights_are_multiplied() {
                     "{layout}, [{outputs}, {columns}], {rows} rows, {dtype}: {error}"
                 );
             }
+        }
+    }
+}
+
+/// MLX knows a compiled kernel of ours by its constants, so that types which they do not name would be
+/// taken for those of the first use.
+#[test]
+fn scales_of_other_types_are_not_taken_for_each_other() {
+    let layout = Quantized {
+        bits: 4,
+        group_size: 64,
+        mode: QuantizationMode::Affine,
+    };
+    let (half, float) = (Dtype::Bfloat16, Dtype::Float32);
+    for (scales, biases) in [(half, half), (float, float), (half, float), (half, half)] {
+        let (layer, weight) = layer_with(1040, 1024, layout, scales, biases);
+        for rows in [3, 8] {
+            let error = error_of(&layer, &weight, 1024, rows, half);
+            assert!(error <= 1.2e-2, "{scales}, {biases}, {rows} rows: {error}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use mlex_core::{Array, Dtype};
 
 use super::kv::{STEP, rounded};
-use crate::Result;
+use crate::{Result, cuda};
 
 /// Keys and values `[B, H_kv, capacity, D]`.
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ impl Buffers {
 
     /// Empty buffers `[batch, heads, at least new, dim]` for keys and for values.
     fn empty([batch, heads, new]: [i32; 3], dims: [i32; 2], dtypes: [Dtype; 2]) -> Result<Self> {
-        let capacity = rounded(new);
+        let capacity = cuda::capacity(rounded(new))?;
         let zeros =
             |index: usize| Array::zeros(&[batch, heads, capacity, dims[index]], dtypes[index]);
         Ok(Self {

@@ -1,7 +1,7 @@
 //! The attention cache against plain lists of all keys and values.
 #![allow(clippy::unwrap_used, reason = "a helper fails as its test would")]
 
-use mlex_core::{Array, AttentionMask, Dtype};
+use mlex_core::{Array, AttentionMask, Device, Dtype};
 use mlex_nn::attention::attention;
 use mlex_nn::{Cache, KvCache, LayerCache, Mask, Offset};
 
@@ -63,9 +63,13 @@ fn extend(cache: &mut KvCache, len: i32) {
     assert_eq!(cache.len(), start + len);
 }
 
-/// Whole steps that there is room for: on CUDA there may be a few positions more.
+/// The positions that there is room for; on a GPU in whole steps, as on CUDA there may be a few more.
 fn capacity(cache: &KvCache) -> i32 {
-    cache.arrays().next().unwrap().dim(2).unwrap() / 256 * 256
+    let capacity = cache.arrays().next().unwrap().dim(2).unwrap();
+    match Device::preferred().unwrap() {
+        Device::Cpu => capacity,
+        _ => capacity / 256 * 256,
+    }
 }
 
 #[test]

@@ -12,9 +12,9 @@ use crate::simd::gemm::Panel;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::pairs;
 use crate::simd::rows::{FillPanel, Source, Widen};
-#[cfg(target_arch = "x86_64")]
-use crate::simd::scratch::as_brains;
 use crate::simd::scratch::{Buffer, as_floats};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::scratch::{as_brains, as_bytes_mut};
 use crate::simd::{Kind, Level, Vector};
 
 /// Queries as panels of `width` columns.
@@ -67,7 +67,7 @@ impl<'a> Queries<'a> {
                 // Keys in bfloat16 are of queries in bfloat16.
                 to.copy_from_slice(as_brains(row(l)));
             }
-            let packed = crate::simd::scratch::brain_bytes_mut(packed);
+            let packed = as_bytes_mut(packed);
             for (p, panel) in packed.chunks_exact_mut(bytes).enumerate() {
                 let (first, count) = pieces(p);
                 pairs::fill_panel(rows, d, first, count, panel);

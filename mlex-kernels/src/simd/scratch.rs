@@ -68,14 +68,6 @@ pub(crate) fn as_floats<T: Vector>(slice: &[T]) -> &[f32] {
     unsafe { std::slice::from_raw_parts(slice.as_ptr().cast(), slice.len()) }
 }
 
-/// The bytes of a slice of bfloat16, to write.
-#[cfg(target_arch = "x86_64")]
-pub(crate) fn brain_bytes_mut(slice: &mut [bf16]) -> &mut [u8] {
-    let length = std::mem::size_of_val(slice);
-    // SAFETY: no padding, and any bits are a bfloat16.
-    unsafe { std::slice::from_raw_parts_mut(slice.as_mut_ptr().cast(), length) }
-}
-
 /// The buffers of one use.
 pub(crate) type Buffers = [Buffer; 4];
 
@@ -151,15 +143,15 @@ pub(crate) fn as_bytes<T: Plain>(slice: &[T]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(slice.as_ptr().cast(), std::mem::size_of_val(slice)) }
 }
 
-/// The bytes of a slice of floats, to write.
+/// The bytes of a slice of plain numbers, to write.
 #[cfg(target_arch = "x86_64")]
-pub(crate) fn as_bytes_mut(slice: &mut [f32]) -> &mut [u8] {
+pub(crate) fn as_bytes_mut<T: Plain>(slice: &mut [T]) -> &mut [u8] {
     let length = std::mem::size_of_val(slice);
-    // SAFETY: no padding, and any bits are an f32.
+    // SAFETY: `Plain` types have no padding, and any bits are one of their values.
     unsafe { std::slice::from_raw_parts_mut(slice.as_mut_ptr().cast(), length) }
 }
 
-/// Numbers without padding.
+/// Numbers without padding, of which any bits are one.
 pub(crate) trait Plain {}
 impl Plain for u32 {}
 impl Plain for f32 {}
